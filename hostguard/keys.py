@@ -1,0 +1,206 @@
+"""The keys of the configuration: what each may hold, in words and as a parser. Pure.
+
+A parser takes what tomllib read and returns the value in the unit that model.py states. It raises ValueError,
+with a detail if one helps, for anything else. In a key's name `*` stands for a name that the user chooses.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+UNLIMITED = "unlimited"
+MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
+CHANNEL_NAME_MAX = 64  # characters
+CHANNEL_MINDS_MAX = 1000
+DAY = 86_400
+_INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": DAY}
+_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: how its value is read, and what it may be, as the end of "allowed: "."""
+
+    parse: Callable[[Any], Any]
+    allowed: str
+
+
+def duration(text: str) -> int:
+    """Seconds of a length of time such as "90s", "15m", "1h 30min" or "45". Raises ValueError."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if not re.fullmatch(r"\s*([0-9]{1,18}\s*(s|min|m|h|d)\s*)+", text):
+        raise ValueError
+    return sum(int(count) * _SECONDS[unit] for count, unit in re.findall(r"([0-9]+)\s*(s|min|m|h|d)", text))
+
+
+def size(text: str, base: int) -> int:
+    """A number with an optional suffix K, M, G or T, each `base` times the one before. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)", text)
+    if not match:
+        raise ValueError
+    return int(match[1]) * int(base ** _POWER[match[2]])
+
+
+def mind_name_fault(name: str) -> str | None:
+    """What is wrong with a mind's name, or None."""
+    if not 1 <= len(name.encode()) <= MIND_NAME_MAX:
+        return f"a mind's name has 1 to {MIND_NAME_MAX} bytes"
+    if name[0] in "@#":
+        return 'a mind\'s name does not begin with "@" or "#"'
+    return _space_fault(name)
+
+
+def channel_name_fault(name: str) -> str | None:
+    """What is wrong with a channel's name, or None."""
+    if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
+        return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
+    return _space_fault(name)
+
+
+def _space_fault(name: str) -> str | None:
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
+        return "a name holds no control character or line break"
+    if name != name.strip():
+        return "a name does not begin or end with white space"
+    return None
+
+
+def _within(value: Any, low: int, high: int) -> int:
+    # bool is an int to Python, but `true` is no number to the one who wrote it.
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _whole(low: int, high: int) -> Key:
+    return Key(lambda value: _within(value, low, high), f"a whole number from {low} to {high}")
+
+
+def _sized(unit: str, base: int, low: str, high: str | None = None) -> Key:
+    least, most = size(low, base), size(high, base) if high else _INT64
+    bounds = f"from {low} to {high}" if high else f"at least {low}"
+
+    def parse(value: Any) -> int:
+        return _within(size(value, base) if isinstance(value, str) else value, least, most)
+
+    return Key(parse, f"{unit}, {bounds}: a number, or a string with K, M, G or T (times {base})")
+
+
+def _time(low: int, high: int, words: str) -> Key:
+    def parse(value: Any) -> int:
+        return _within(duration(value) if isinstance(value, str) else value, low, high)
+
+    return Key(parse, f'{words}: whole seconds, or a string such as "90s", "15m", "2h", "1h 30min"')
+
+
+def _or_unlimited(key: Key) -> Key:
+    return Key(
+        lambda value: None if value == UNLIMITED else key.parse(value), f'{key.allowed}, or "{UNLIMITED}"'
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    if "\0" in value:
+        raise ValueError("it holds a NUL character")
+    if not value:
+        raise ValueError("it is empty")
+    return value
+
+
+def _absolute(value: Any) -> str:
+    if not _text(value).startswith("/"):
+        raise ValueError("it does not begin with /")
+    return str(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError
+    for i, item in enumerate(value):
+        try:
+            _text(item)
+        except ValueError as error:
+            raise ValueError(f"item {i + 1}: {str(error) or 'it is no string'}") from None
+    return tuple(value)
+
+
+def _command(value: Any) -> tuple[str, ...]:
+    words = _texts(value)
+    if not words[0].startswith("/"):
+        raise ValueError(f"the program {words[0]!r} does not begin with /")
+    return words
+
+
+def _members(value: Any) -> tuple[str, ...]:
+    names = _texts(value)
+    if len(names) > CHANNEL_MINDS_MAX:
+        raise ValueError(f"it names {len(names)} minds")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f'it names "{twice[0]}" twice')
+    return names
+
+
+def _environment(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError
+    # Values may be secrets, so that no detail shows one.
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r} cannot name a variable")
+        if name.startswith("HOSTGUARD_"):
+            raise ValueError(f"{name} is for hostguard itself to set")
+        if not isinstance(text, str) or "\0" in text:
+            raise ValueError(f"the value of {name} is no string without NUL")
+    return value
+
+
+def _device(value: Any) -> str:
+    return value if value in ("auto", "none") else _absolute(value)
+
+
+_COUNT = _whole(0, 1_000_000)
+_BANDWIDTH = _or_unlimited(_sized("bytes per second", 1000, "1"))
+_IOPS = _or_unlimited(_whole(1, 2**32 - 1))  # the kernel keeps io.max's IOPS in 32 bits
+_MEMORY = _or_unlimited(_sized("bytes", 1024, "1M"))
+
+_TURN = {
+    "io_weight": _whole(1, 10_000),
+    "read_bandwidth": _BANDWIDTH,
+    "write_bandwidth": _BANDWIDTH,
+    "read_iops": _IOPS,
+    "write_iops": _IOPS,
+    "memory_high": _MEMORY,
+    "memory_max": _MEMORY,
+    "tasks_max": _or_unlimited(_whole(1, 2**22)),  # the kernel's PID_MAX_LIMIT
+    "max_turn": _or_unlimited(_time(1, 30 * DAY, "1 second to 30 days")),
+}
+
+KEYS: dict[str, Key] = {
+    "limits.mind_concurrent_turns": _COUNT,
+    "limits.global_concurrent_turns": _or_unlimited(_COUNT),
+    "limits.payload_max": _sized("bytes", 1024, "1K", "64M"),
+    "limits.rows_per_mind": _whole(1, 1_000_000),
+    "limits.history_rows": _whole(0, 1_000_000),
+    **{f"turn.{name}": key for name, key in _TURN.items()},
+    "device.path": Key(_device, '"auto", "none", or an absolute path'),
+    "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
+    "minds.*.user": Key(_text, "the name of a user of this host"),
+    "minds.*.directory": Key(_absolute, "an absolute path"),
+    "minds.*.environment": Key(_environment, "a table of strings"),
+    "minds.*.concurrent_turns": _COUNT,
+    **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
+    "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
+}
+
+NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
+    "minds": mind_name_fault,
+    "channels": channel_name_fault,
+}
