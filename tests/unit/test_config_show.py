@@ -1,0 +1,193 @@
+"""The configuration as it is shown, checked on the command line, and explained in the example."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostguard import config, keys
+from hostguard.cli.config import toml_lines
+from hostguard.model import Config
+
+ROOT = Path(__file__).parents[2]
+ME = pwd.getpwuid(os.getuid())
+MIND = f'[minds.m]\ncommand = ["/bin/true"]\nuser = "{ME.pw_name}"\n'
+NAMES = st.text(min_size=1, max_size=48).filter(lambda name: keys.mind_name_fault(name) is None)
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str | bytes, name: str = "hostguard.toml") -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        return file
+
+    return make
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hostguard.cli", *args],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def values() -> st.SearchStrategy[dict[str, Any]]:
+    """Whole configurations, as a file would hold them."""
+    count, amount = st.integers(0, 1_000_000), st.integers(1 << 20, 2**63 - 1) | st.just("unlimited")
+    turn = st.fixed_dictionaries(
+        {},
+        optional={
+            "io_weight": st.integers(1, 10_000),
+            **dict.fromkeys(("read_bandwidth", "write_bandwidth", "memory_high", "memory_max"), amount),
+            "tasks_max": st.integers(1, 2**22) | st.just("unlimited"),
+            "max_turn": st.integers(1, 30 * 86400) | st.just("unlimited"),
+        },
+    )
+    text = st.text().map(lambda text: text.replace("\0", ""))
+    mind = st.fixed_dictionaries(
+        {"user": st.just(ME.pw_name)},
+        optional={
+            "command": st.lists(text.filter(bool)).map(lambda words: ["/bin/true", *words]),
+            "directory": text.map("/".__add__),
+            "environment": st.dictionaries(st.from_regex(r"\A[a-z_][a-z0-9]*\Z"), text, max_size=3),
+            "concurrent_turns": count,
+            "turn": turn,
+        },
+    )
+    return st.fixed_dictionaries(
+        {"minds": st.dictionaries(NAMES, mind, max_size=3)},
+        optional={
+            "limits": st.fixed_dictionaries({}, optional={"mind_concurrent_turns": count}),
+            "turn": turn,
+        },
+    )
+
+
+def as_toml(table: dict[str, Any]) -> str:
+    return "\n".join(toml_lines(table, lambda path: "x"))
+
+
+@given(values())
+def test_what_is_shown_reads_back_as_the_same(tmp_path_factory: pytest.TempPathFactory, made: Any) -> None:
+    file = tmp_path_factory.getbasetemp() / "made.toml"
+    file.write_text(as_toml(made))
+    first = config.load([file])
+    file.write_text(as_toml(config.as_dict(first)))
+    assert config.load([file]) == first
+    json.dumps(config.as_dict(first))
+
+
+def test_show_tells_the_file_of_each_value(write: Write) -> None:
+    main = write("[limits]\nrows_per_mind = 5\n" + MIND + "environment = {A = '1'}")
+    over = write("[limits]\npayload_max = '2K'\n[minds.m.environment]\nB = '2'", "hostguard.toml.d/5.toml")
+    done = run("config", "show", env={"HOSTGUARD_CONFIG": str(main)})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"rows_per_mind = 5  # {main}" in lines
+    assert f"payload_max = 2048  # {over}" in lines
+    assert "history_rows = 10000  # default" in lines
+    assert f'A = "1"  # {main}' in lines
+    assert f'B = "2"  # {over}' in lines
+    shown = json.loads(run("config", "show", "--json", env={"HOSTGUARD_CONFIG": str(main)}).stdout)
+    assert shown["limits"]["payload_max"] == 2048
+    assert shown["sources"] == [str(main), str(over)]
+
+
+def test_check_tells_the_files_and_every_problem(write: Write) -> None:
+    good = run("config", "check", str(write(MIND)))
+    assert (good.returncode, good.stdout.splitlines()[-1]) == (0, "ok: 1 mind, 0 channels")
+    file = write("[limits]\nrows_per_mind = 0\npayload_max = 0", "bad.toml")
+    bad = run("config", "check", str(file))
+    assert bad.returncode == 1
+    assert f"read {file}" in bad.stdout
+    assert "limits.rows_per_mind" in bad.stderr
+    assert "limits.payload_max" in bad.stderr
+    as_json = run("config", "check", "--json", str(file))
+    assert as_json.returncode == 1
+    assert len(json.loads(as_json.stdout)["problems"]) == 2
+
+
+def test_show_refuses_a_bad_file_without_a_traceback(write: Write) -> None:
+    done = run("config", "show", env={"HOSTGUARD_CONFIG": str(write("[x]"))})
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_drop_ins_are_found_in_order_and_masked(write: Write, tmp_path: Path) -> None:
+    file = write("[limits]\nrows_per_mind = 1")
+    for name in ("20-b.toml", "10-a.toml", ".lock.toml", "notes.txt"):
+        write("[limits]\nrows_per_mind = 2", f"hostguard.toml.d/{name}")
+    (tmp_path / "hostguard.toml.d/15-off.toml").symlink_to("/dev/null")
+    done = run("config", "check", "--json", env={"HOSTGUARD_CONFIG": str(file)})
+    assert [Path(source).name for source in json.loads(done.stdout)["sources"]] == [
+        "hostguard.toml",
+        "10-a.toml",
+        "15-off.toml",
+        "20-b.toml",
+    ]
+
+
+def test_drop_ins_that_cannot_be_listed_are_not_passed_over(write: Write, tmp_path: Path) -> None:
+    file = write("")
+    (tmp_path / "hostguard.toml.d").write_text("a file, not a folder")
+    done = run("config", "check", env={"HOSTGUARD_CONFIG": str(file)})
+    assert done.returncode == 1
+    assert "cannot be listed" in done.stderr
+
+
+# -- the example
+
+
+EXAMPLE = (ROOT / "packaging/hostguard.toml").read_text()
+
+
+def uncommented() -> str:
+    return re.sub(r"^#(?=\[|[A-Za-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
+
+
+def patterns(table: dict[str, Any], known: Any = config._TREE, path: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        below = known.get("*") or known[name]
+        key = "*" if "*" in known else name
+        if isinstance(below, keys.Key):
+            yield path + key
+        else:
+            yield from patterns(value, below, f"{path}{key}.")
+
+
+def test_the_example_loads_and_changes_nothing(write: Write) -> None:
+    file = write(EXAMPLE)
+    assert config.load([file]) == replace(Config(), sources=(str(file),))
+
+
+def test_the_example_has_every_key_and_no_other() -> None:
+    assert sorted(patterns(tomllib.loads(uncommented()))) == sorted(keys.KEYS)
+
+
+def test_the_example_loads_with_all_its_options(write: Write) -> None:
+    text = uncommented().replace('user = "alice"', f'user = "{ME.pw_name}"')
+    loaded = config.load([write(text)])
+    defaults = Config()
+    for name in ("mind_concurrent_turns", "global_concurrent_turns", "payload_max", "rows_per_mind",
+                 "history_rows", "device_path"):  # fmt: skip
+        assert getattr(loaded, name) == getattr(defaults, name), f"the example's {name} is not the default"
+    assert loaded.channels == {"#general": ("alice",)}
