@@ -1,0 +1,97 @@
+"""Options that several verbs share, and the live names behind shell completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hostguard import client
+from hostguard.cli.errors import CliError, NotRunning
+from hostguard.cli.show import as_json as to_json
+from hostguard.cli.show import safe
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+
+
+def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of minds for shell completion; none if the daemon does not answer at once."""
+    at = "@" if incomplete.startswith("@") else ""
+    return _starting(incomplete, [at + mind["name"] for mind in _live("/v1/minds", "minds")])
+
+
+def complete_turns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of live turns for shell completion."""
+    return _starting(incomplete, [turn["id"] for turn in _live("/v1/turns", "turns")])
+
+
+def complete_rows(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of deliveries in the queue for shell completion."""
+    return _starting(incomplete, [row["id"] for row in _live("/v1/deliveries", "deliveries")])
+
+
+def _live(path: str, name: str) -> list[Any]:
+    try:
+        found: list[Any] = client.call("GET", path, read_s=1.0)[name]
+    except CliError:
+        return []
+    return found
+
+
+def _starting(incomplete: str, names: list[Any]) -> list[str]:
+    return [text for name in names if (text := str(name)).startswith(incomplete)]
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON on stdout."""
+    click.echo(to_json(value))
+
+
+def mind_session(item: Any) -> str:
+    """ "mind", or "mind/session" unless it is the main one, safe to print."""
+    session = item.get("session")
+    mind = item.get("mind") or "-"
+    return safe(mind if session in (None, "", "main") else f"{mind}/{session}")
+
+
+def hold_text(delivery: Any) -> str:
+    """Reason and blocker of a held delivery; "" if it is not held."""
+    hold = delivery.get("hold")
+    if not hold:
+        return ""
+    return f"{hold['reason']}: {hold['blocker']}" if hold.get("blocker") else str(hold["reason"])
+
+
+def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
+    """POST `action` for each delivery and print what became of it; returns the exit code.
+
+    One that is refused is reported and does not stop the others.
+    """
+    changed, code = [], 0
+    for id_ in ids:
+        try:
+            changed.append(client.call("POST", f"/v1/deliveries/{id_}/{action}"))
+        except NotRunning:
+            raise
+        except CliError as error:
+            error.show()
+            code = error.exit_code
+    if as_json:
+        print_json({"deliveries": changed})
+    else:
+        for row in changed:
+            click.echo(f"{row['id']} {mind_session(row)} {done}")
+    return code
+
+
+def set_pause(action: str, mind: str | None, as_json: bool) -> None:
+    """POST "pause" or "resume" for one mind, or for the host, and print what is paused now."""
+    answer = client.call("POST", f"/v1/{action}", body={"mind": mind and mind.removeprefix("@")})
+    if as_json:
+        print_json(answer)
+        return
+    names = ", ".join(safe(name) for name in answer["paused"])
+    if answer["host"]:
+        click.echo("paused: all minds" + (f", and by name: {names}" if names else ""))
+    else:
+        click.echo(f"paused: {names}" if names else "nothing is paused")

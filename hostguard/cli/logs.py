@@ -1,0 +1,53 @@
+"""hostguard logs: what turns wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NoReturn
+
+import click
+
+from hostguard import client
+from hostguard.cli.common import complete_minds
+from hostguard.cli.errors import CliError, NotRunning
+from hostguard.units import mind_slice
+
+_TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
+
+
+@click.command()
+@click.argument("what", metavar="TURN|MIND", shell_complete=complete_minds)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
+def command(what: str, follow: bool, lines: int | None) -> NoReturn:
+    """Show what a turn, or all turns of a mind, wrote to the journal.
+
+    What looks like a turn's id is one; write @17 for a mind of that name.
+
+    \b
+    Examples:
+      hostguard logs 17
+      hostguard logs -f coder
+    """
+    options = (["--follow"] if follow else []) + ([] if lines is None else [f"--lines={lines}"])
+    argv = ["journalctl", *options, *matches(what)]
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        raise CliError(f"cannot run journalctl: {error.strerror}") from None
+
+
+def matches(what: str) -> list[str]:
+    """The arguments that choose a turn's or a mind's lines for journalctl."""
+    if not _TURN_ID.fullmatch(what):
+        # The slice also matches turns that start later; a pattern of units does not.
+        return [f"_SYSTEMD_SLICE={mind_slice(what.removeprefix('@'))}"]
+    patterns = [f"--unit=hostguard-turn-*-{what}.scope", f"--unit=hostguard-turn-*-{what}.*.scope"]
+    if what.startswith("x"):
+        return patterns
+    try:
+        turn = client.call("GET", f"/v1/turns/{what}")
+    except NotRunning:
+        return patterns
+    return [f"--unit={turn['unit']}"] if turn.get("unit") else patterns

@@ -1,0 +1,113 @@
+"""hostguard queue: what waits."""
+
+from __future__ import annotations
+
+import json
+from time import time
+from typing import Any
+
+import click
+
+from hostguard import client
+from hostguard.cli.common import complete_minds, complete_rows, hold_text, json_option, print_json
+from hostguard.cli.show import clock, duration, fields, ms, safe, size, table, terminal_width
+
+STATES = ("queued", "delivering", "in_turn", "done", "dead", "cancelled", "expired", "all")
+
+
+@click.command()
+@click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
+@click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
+@click.option("--state", type=click.Choice(STATES), help="Only this state; without it, what is not final.")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
+@json_option
+def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the waiting deliveries, or show one with its message.
+
+    \b
+    Examples:
+      hostguard queue --mind coder
+      hostguard queue --state dead
+      hostguard queue 17
+    """
+    if id_ is not None:
+        delivery = client.call("GET", f"/v1/deliveries/{id_}")
+        if as_json:
+            print_json(delivery)
+        else:
+            click.echo(delivery_text(delivery))
+        return
+    params = {"mind": mind and mind.removeprefix("@"), "state": state, "limit": limit}
+    answer = client.call("GET", "/v1/deliveries", params=params)
+    if as_json:
+        print_json(answer)
+        return
+    deliveries = answer["deliveries"]
+    if not deliveries:
+        click.echo("nothing waits" if state is None else "nothing found")
+        return
+    now = time()
+    rows = [
+        (d["id"], d["mind"], d["session"], d["state"], duration(now - d["created_at"] / 1000), _note(d))
+        for d in deliveries
+    ]
+    click.echo(table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width()))
+    if len(deliveries) == limit:
+        click.echo(f"at most {limit} are shown, {answer['total_queued']} are queued; --limit shows more")
+
+
+def _note(delivery: Any) -> str:
+    """Why it waits, or how it ended."""
+    result = delivery.get("result") or {}
+    if delivery.get("ended_at") is None:
+        return hold_text(delivery)
+    return " ".join(
+        str(result[name]) for name in ("outcome", "exit", "reason") if result.get(name) is not None
+    )
+
+
+def delivery_text(delivery: Any) -> str:
+    """All of one delivery, a line each, and its message last."""
+    hold = delivery.get("hold") or {}
+    pairs = [
+        ("Delivery", delivery["id"]),
+        ("Mind", delivery["mind"]),
+        ("Session", delivery["session"]),
+        ("State", delivery["state"]),
+        ("Kind", delivery.get("kind")),
+        ("Held", hold_text(delivery) or None),
+        ("Held since", clock(hold.get("since"))),
+        ("Sender", delivery.get("sender")),
+        ("Channel", delivery.get("channel")),
+        ("Key", delivery.get("key")),
+        ("Accepted", clock(delivery["created_at"])),
+        ("Not before", clock(delivery.get("not_before"))),
+        ("Expires", clock(delivery.get("expires_at"))),
+        ("Attempts", delivery.get("attempts")),
+        ("Turn", delivery.get("turn")),
+        ("Started", clock(delivery.get("started_at"))),
+        ("Ended", clock(delivery.get("ended_at"))),
+        *result_pairs(delivery.get("result")),
+    ]
+    text = fields(pairs)
+    payload = delivery.get("payload")
+    if payload is None:
+        return text
+    content = payload if isinstance(payload, str) else json.dumps(payload, indent=2)
+    return text + "\nMessage:\n" + "\n".join(f"  {safe(line)}" for line in content.splitlines())
+
+
+def result_pairs(result: Any) -> list[tuple[str, object]]:
+    """How a turn ended and what it used, for `fields`."""
+    result = result or {}
+    return [
+        ("Outcome", result.get("outcome")),
+        ("Exit status", result.get("exit")),
+        ("Reason", result.get("reason") or None),
+        ("Held for", ms(result.get("held_ms"))),
+        ("Ran for", ms(result.get("run_ms"))),
+        ("CPU time", ms(result.get("cpu_ms"))),
+        ("Memory peak", size(result.get("memory_peak"))),
+        ("Read", size(result.get("read_bytes"))),
+        ("Written", size(result.get("write_bytes"))),
+    ]

@@ -1,0 +1,20 @@
+"""hostguard retry: queue deliveries again."""
+
+from __future__ import annotations
+
+import click
+
+from hostguard.cli.common import complete_rows, each, json_option
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_rows)
+@json_option
+def command(ids: tuple[int, ...], as_json: bool) -> int:
+    """Queue deliveries again that are dead, cancelled, expired or done.
+
+    \b
+    Example:
+      hostguard retry 17 18
+    """
+    return each(ids, "retry", "queued again", as_json)

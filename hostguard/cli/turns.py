@@ -1,0 +1,78 @@
+"""hostguard turns: the live turns."""
+
+from __future__ import annotations
+
+from time import time
+from typing import Any
+
+import click
+
+from hostguard import client
+from hostguard.cli.common import complete_turns, json_option, print_json
+from hostguard.cli.queue import result_pairs
+from hostguard.cli.show import clock, duration, fields, table, terminal_width
+
+
+@click.command()
+@click.argument("id_", metavar="[ID]", required=False, shell_complete=complete_turns)
+@json_option
+def command(id_: str | None, as_json: bool) -> None:
+    """List the live turns, or show one, live or ended.
+
+    \b
+    Examples:
+      hostguard turns
+      hostguard turns 17
+    """
+    if id_ is not None:
+        turn = client.call("GET", f"/v1/turns/{client.quote(id_)}")
+        if as_json:
+            print_json(turn)
+        else:
+            click.echo(turn_text(turn))
+        return
+    answer = client.call("GET", "/v1/turns")
+    if as_json:
+        print_json(answer)
+    elif answer["turns"]:
+        click.echo(turn_table(answer["turns"], terminal_width()))
+    else:
+        click.echo("no turn is live")
+
+
+def turn_table(turns: list[Any], width: int | None) -> str:
+    """The live turns, one a line, cut to `width` columns."""
+    now = time()
+    rows = [
+        (
+            turn.get("id") or "-",
+            turn.get("mind") or "-",
+            turn.get("session") or "-",
+            turn["state"],
+            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+            turn.get("pids"),
+            turn["unit"],
+            turn.get("description"),
+        )
+        for turn in turns
+    ]
+    return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "PIDS", "UNIT", "DESCRIPTION"), rows, width)
+
+
+def turn_text(turn: Any) -> str:
+    """All of one turn, a line each."""
+    return fields(
+        [
+            ("Turn", turn["id"]),
+            ("Mind", turn.get("mind")),
+            ("Session", turn.get("session")),
+            ("State", turn["state"]),
+            ("Delivery", turn.get("delivery")),
+            ("Unit", turn.get("unit")),
+            ("Description", turn.get("description") or None),
+            ("Started", clock(turn.get("started_at"))),
+            ("Ended", clock(turn.get("ended_at"))),
+            ("Processes", turn.get("pids")),
+            *result_pairs(turn.get("result")),
+        ]
+    )

@@ -1,0 +1,34 @@
+"""hostguard why: what a delivery waits for."""
+
+from __future__ import annotations
+
+import click
+
+from hostguard import client
+from hostguard.cli.common import complete_rows, json_option, print_json
+from hostguard.cli.show import clock, fields, safe
+
+
+@click.command()
+@click.argument("id_", metavar="ID", type=int, shell_complete=complete_rows)
+@json_option
+def command(id_: int, as_json: bool) -> None:
+    """Tell why a delivery waits: the reason, what is in its way, since when, and its place in line.
+
+    \b
+    Example:
+      hostguard why 17
+    """
+    answer = client.call("GET", f"/v1/deliveries/{id_}/why")
+    if as_json:
+        print_json(answer)
+        return
+    click.echo(safe(answer["text"]))
+    pairs = [
+        ("State", answer.get("state")),
+        ("Reason", answer.get("reason")),
+        ("Behind", answer.get("blocker")),
+        ("Since", clock(answer.get("since"))),
+        ("Place in line", answer.get("place")),
+    ]
+    click.echo(fields(pairs))
