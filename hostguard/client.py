@@ -44,7 +44,10 @@ def call(
         response = http.request(method, path, json=body, params=wanted)
         if not response.is_success:
             raise _refusal(response)
-        return response.json()
+        try:
+            return response.json()
+        except ValueError:
+            raise CliError(f"what answers on {paths.SOCKET} is not hostguard") from None
 
 
 @contextmanager
@@ -124,6 +127,10 @@ def _refusal(response: httpx.Response) -> CliError:
 
 @contextmanager
 def _connection(read_s: float | None) -> Iterator[httpx.Client]:
+    try:
+        paths.SOCKET.stat()
+    except OSError as error:  # the common case, told without the cost of importing httpx
+        raise _unreachable(error) from None
     import httpx
 
     # No certificates and no proxy settings: they cost start-up time and mean nothing on a unix socket.

@@ -21,9 +21,9 @@ _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
 def command(what: str, follow: bool, lines: int | None) -> NoReturn:
-    """Show what a turn, or all turns of a mind, wrote to the journal.
+    """Show what a turn, or a mind's turns, wrote.
 
-    What looks like a turn's id is one; write @17 for a mind of that name.
+    It is read from the journal. What looks like a turn's id is one; write @17 for a mind of that name.
 
     \b
     Examples:

@@ -15,7 +15,9 @@ from hostguard.cli.show import ms, table, terminal_width
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
-    """List the minds, with their live turns and what waits for them.
+    """List the minds.
+
+    Each stands with its live turns and its cap, and what waits for it.
 
     \b
     Example:

@@ -11,7 +11,9 @@ from hostguard.cli.common import complete_minds, json_option, set_pause
 @click.argument("mind", required=False, shell_complete=complete_minds)
 @json_option
 def command(mind: str | None, as_json: bool) -> None:
-    """Start no more turns, of one mind or of all. What runs goes on; a restart does not undo it.
+    """Start no more turns, of one mind or of all.
+
+    What runs goes on; a restart does not undo it.
 
     \b
     Examples:

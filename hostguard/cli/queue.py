@@ -22,7 +22,9 @@ STATES = ("queued", "delivering", "in_turn", "done", "dead", "cancelled", "expir
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
 @json_option
 def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """List the waiting deliveries, or show one with its message.
+    """List the waiting deliveries, or show one.
+
+    With ID it shows that delivery and its message.
 
     \b
     Examples:

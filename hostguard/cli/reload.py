@@ -13,9 +13,9 @@ from hostguard.cli.show import safe
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
-    """Read the configuration again; running turns are not touched.
+    """Read the configuration again.
 
-    A configuration with an error changes nothing: the old one stays in force.
+    Running turns are not touched. A configuration with an error changes nothing: the old one stays in force.
 
     \b
     Example:

@@ -11,7 +11,9 @@ from hostguard.cli.common import complete_minds, json_option, set_pause
 @click.argument("mind", required=False, shell_complete=complete_minds)
 @json_option
 def command(mind: str | None, as_json: bool) -> None:
-    """Undo a pause, of one mind or of all together. A mind paused by name stays so.
+    """Undo a pause.
+
+    Without MIND it undoes that of all minds together; a mind paused by name stays so.
 
     \b
     Examples:

@@ -11,7 +11,9 @@ from hostguard.cli.common import complete_rows, each, json_option
 @click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_rows)
 @json_option
 def command(ids: tuple[int, ...], as_json: bool) -> int:
-    """Queue deliveries again that are dead, cancelled, expired or done.
+    """Queue deliveries again.
+
+    They are dead, cancelled, expired or done.
 
     \b
     Example:

@@ -78,11 +78,11 @@ def terminal_width() -> int | None:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units, as in "2m 3s"; below a minute with one decimal where it tells something."""
+    """The largest unit and the next, as in "2m 3s"; below ten seconds with one decimal."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
-    if seconds < 10:
-        return f"{seconds:.1f}s" if seconds % 1 >= 0.05 else f"{seconds:.0f}s"
+    if seconds < 9.95:
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
     rest = round(seconds)
     parts = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):

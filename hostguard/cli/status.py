@@ -8,7 +8,7 @@ import click
 
 from hostguard import client, local
 from hostguard.cli.common import json_option, print_json
-from hostguard.cli.errors import NOT_RUNNING, NotRunning
+from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
 from hostguard.cli.minds import mind_table
 from hostguard.cli.show import clock, fields, safe, terminal_width
 from hostguard.cli.turns import turn_table
@@ -29,8 +29,10 @@ def command(as_json: bool) -> int:
     try:
         status = client.call("GET", "/v1/status")
     except NotRunning as error:
-        status = _without_daemon()
-        _print(status, as_json)
+        try:
+            _print(_without_daemon(), as_json)
+        except CliError as no_systemd:
+            no_systemd.show()
         error.show()
         return NOT_RUNNING
     _print(status, as_json)

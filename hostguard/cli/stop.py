@@ -13,7 +13,9 @@ from hostguard.cli.show import safe
 @click.argument("turn", shell_complete=complete_turns)
 @json_option
 def command(turn: str, as_json: bool) -> None:
-    """Stop a live turn: its processes get SIGTERM, and later SIGKILL, from systemd.
+    """Stop a live turn.
+
+    Its processes get SIGTERM, and later SIGKILL, from systemd.
 
     \b
     Example:

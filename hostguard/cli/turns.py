@@ -17,7 +17,9 @@ from hostguard.cli.show import clock, duration, fields, table, terminal_width
 @click.argument("id_", metavar="[ID]", required=False, shell_complete=complete_turns)
 @json_option
 def command(id_: str | None, as_json: bool) -> None:
-    """List the live turns, or show one, live or ended.
+    """List the live turns, or show one.
+
+    With ID it shows that turn, live or ended.
 
     \b
     Examples:

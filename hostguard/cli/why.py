@@ -13,7 +13,9 @@ from hostguard.cli.show import clock, fields, safe
 @click.argument("id_", metavar="ID", type=int, shell_complete=complete_rows)
 @json_option
 def command(id_: int, as_json: bool) -> None:
-    """Tell why a delivery waits: the reason, what is in its way, since when, and its place in line.
+    """Tell why a delivery waits.
+
+    It names the reason, what is in the way, since when, and the place in line.
 
     \b
     Example:

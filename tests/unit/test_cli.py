@@ -1,0 +1,289 @@
+"""The command line: what it shows and what it understands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostguard import client
+from hostguard.cli import VERBS, cli, show, when
+from hostguard.cli.limit import parse_setting
+from hostguard.cli.logs import matches
+
+ROOT = Path(__file__).parents[2]
+
+
+# -- times
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ("90s", 90),
+        ("500ms", 0.5),
+        ("10m", 600),
+        ("1h30m", 5_400),
+        ("1h 30m", 5_400),
+        ("2d", 172_800),
+        (" 1.5h ", 5_400),
+    ],
+)
+def test_durations_as_people_type_them(text: str, seconds: float) -> None:
+    assert when.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", " ", "x", "10x", "-5", "10m!", "m", "1h,30m", "inf", "nan", "1e3"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="10m"):
+        when.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("+10m", 1_000_600_000),
+        ("+0", 1_000_000_000),
+        ("in 1h30m", 1_005_400_000),
+        ("2026-07-21T16:00:45Z", 1_784_649_645_000),
+        ("2026-07-21T18:00:45.5+02:00", 1_784_649_645_500),
+        (" 2026-07-21 16:00:45+00:00 ", 1_784_649_645_000),
+    ],
+)
+def test_times_as_people_type_them(text: str, ms: int) -> None:
+    assert when.parse_when(text, 1_000_000_000) == ms
+
+
+def test_a_time_without_a_zone_is_local() -> None:
+    local = datetime(2026, 7, 21, 16, 0, 45).astimezone()
+    assert when.parse_when("2026-07-21T16:00:45", 0) == local.astimezone(UTC).timestamp() * 1000
+
+
+@pytest.mark.parametrize("text", ["", "10m", "tomorrow", "+", "in", "-10m", "2026-13-01", "9999999999"])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="10m"):
+        when.parse_when(text, 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.04, "0s"),
+        (0.25, "0.2s"),
+        (9, "9s"),
+        (9.9, "9.9s"),
+        (9.99, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m"),
+        (60, "1m"),
+        (123, "2m 3s"),
+        (3_600, "1h"),
+        (3_605, "1h"),
+        (3_665, "1h 1m"),
+        (90_000, "1d 1h"),
+        (-5, "-5s"),
+    ],
+)
+def test_durations_as_people_read_them(seconds: float, text: str) -> None:
+    assert show.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, None),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
+)
+def test_sizes(count: int | None, text: str | None) -> None:
+    assert show.size(count) == text
+
+
+# -- untrusted text on a terminal
+
+
+@given(st.text())
+def test_nothing_that_is_shown_moves_the_cursor(text: str) -> None:
+    assert not {unicodedata.category(c) for c in show.safe(text)} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain Ünï 日本", "plain Ünï 日本"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("a\nb\tc", "a\\nb\\tc"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\udcff", "\\udcff"),
+        ("\x9b1m", "\\x9b1m"),
+    ],
+)
+def test_control_characters_are_shown_escaped(text: str, shown: str) -> None:
+    assert show.safe(text) == shown
+
+
+cell = st.text(max_size=30)
+
+
+@given(st.lists(st.tuples(cell, cell, cell), max_size=5), st.integers(min_value=1, max_value=100))
+def test_a_table_fits_the_terminal(rows: list[tuple[str, str, str]], width: int) -> None:
+    text = show.table(("ID", "MIND", "DESCRIPTION"), rows, width)
+    lines = text.split("\n")
+    assert len(lines) == len(rows) + 1
+    assert all(show.columns(line) <= width for line in lines)
+
+
+def test_columns_are_aligned_though_letters_are_wide() -> None:
+    text = show.table(("A", "B"), [("日本", "x"), ("ab", "y"), (None, 3)], None)
+    assert text == "A     B\n日本  x\nab    y\n      3"
+
+
+def test_the_widest_cells_are_cut_and_nothing_is_cut_for_a_pipe() -> None:
+    rows = [("1", "x" * 50)]
+    assert show.table(("ID", "TEXT"), rows, 20).split("\n")[1] == "1   " + "x" * 15 + "…"
+    assert show.table(("ID", "TEXT"), rows, None).split("\n")[1] == "1   " + "x" * 50
+
+
+def test_fields_leave_out_what_is_not_known() -> None:
+    assert show.fields([("A", 0), ("B", None), ("C", "x\ny")]) == "A: 0\nC: x\\ny"
+
+
+# -- the client's pure parts
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retry", "exit_code", "said"),
+    [
+        (404, "unknown_mind", None, 4, "the detail; `hostguard minds` lists them"),
+        (404, "unknown_channel", None, 4, "the detail"),
+        (404, "unknown_delivery", None, 4, "queue --state all"),
+        (404, "unknown_turn", None, 4, "hostguard turns"),
+        (404, None, None, 1, "the detail"),
+        (400, "bad_request", None, 2, "the detail"),
+        (403, "not_allowed", None, 1, "the detail"),
+        (409, "conflict", None, 1, "the detail"),
+        (413, "too_large", None, 1, "the detail"),
+        (429, "queue_full", None, 1, "the detail"),
+        (503, "unavailable", "5", 1, "the detail; try again in 5 s"),
+        (500, "internal", None, 1, "the detail"),
+    ],
+)
+def test_each_refusal_has_its_exit_code(
+    status: int, code: str | None, retry: str | None, exit_code: int, said: str
+) -> None:
+    error = client.problem(status, {"code": code, "title": "T", "detail": "the detail"}, retry)
+    assert error.exit_code == exit_code
+    assert said in error.message
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, "x"])
+def test_a_refusal_without_a_problem_document_is_told_by_its_status(answer: Any) -> None:
+    error = client.problem(502, answer, None)
+    assert (error.exit_code, error.message) == (1, "hostguard answered with HTTP status 502")
+
+
+@given(st.lists(st.integers(min_value=0, max_value=60)))
+def test_events_are_read_however_the_stream_is_cut(cuts: list[int]) -> None:
+    raw = b'id: 1\nevent: held\ndata: {"a":1}\n\n: ping\n\n'
+    raw += b'id: 2\r\ndata: {"b":\r\ndata: 2}\r\n\r\nid: 3\ndata: {}'
+    edges = [0, *sorted(cuts), len(raw)]
+    chunks = [raw[a:b] for a, b in pairwise(edges)]
+    assert list(client.server_sent(client.lines(chunks))) == [("1", {"a": 1}), ("2", {"b": 2})]
+
+
+# -- verbs
+
+
+def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            yield from walk(child, f"{path} {name}".strip())
+
+
+COMMANDS = dict(walk(cli, ""))
+LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
+NO_DATA = {"run", "logs", "demo"}  # their output is the command's, the journal's, a drawing
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_help_explains_each_verb_with_an_example(path: str) -> None:
+    command = LEAVES[path]
+    text = command.get_help(click.Context(command, info_name=f"hostguard {path}"))
+    assert re.search(rf"Examples?:\s+(.*\| )?hostguard {path}\b", text), text
+
+
+@pytest.mark.parametrize("path", [path for path in LEAVES if path.split()[0] not in NO_DATA])
+def test_each_verb_that_prints_data_has_json(path: str) -> None:
+    assert "--json" in [option for param in LEAVES[path].params for option in param.opts]
+
+
+def test_the_overview_and_each_verb_say_the_same() -> None:
+    listed = {name: line for verbs in VERBS.values() for name, line in verbs.items()}
+    for name in cli.list_commands(click.Context(cli)):
+        assert (
+            import_module(f"hostguard.cli.{name}").command.get_short_help_str(200).rstrip(".") == listed[name]
+        )
+
+
+def test_help_lists_the_verbs_and_the_exit_codes() -> None:
+    text = cli.get_help(click.Context(cli, info_name="hostguard"))
+    assert re.search(r"^  send +Put a message", text, re.M)
+    assert re.search(r"^    75 +held", text, re.M)
+
+
+@pytest.mark.parametrize("module", ["hostguard.cli", "hostguard.cli.send", "hostguard.cli.run"])
+def test_help_starts_without_the_heavy_libraries(module: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
+    log = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in log.splitlines()}
+    assert "hostguard" in imported
+    assert not imported & {"httpx", "pystemd", "asyncio", "dbus_next", "starlette", "psutil", "lxml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("global_concurrent_turns=0", ("global_concurrent_turns", 0)),
+        ("mind_concurrent_turns=12", ("mind_concurrent_turns", 12)),
+        ("global_concurrent_turns=unlimited", ("global_concurrent_turns", "unlimited")),
+        ("global_concurrent_turns=default", ("global_concurrent_turns", "default")),
+    ],
+)
+def test_a_limit_setting(text: str, setting: tuple[str, int | str]) -> None:
+    assert parse_setting(text) == setting
+
+
+@pytest.mark.parametrize(
+    "text", ["", "=1", "cap=1", "mind_concurrent_turns", "mind_concurrent_turns=", "mind_concurrent_turns=-1",
+             "mind_concurrent_turns=1.5", "mind_concurrent_turns=²"],
+)  # fmt: skip
+def test_what_is_no_limit_setting_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        parse_setting(text)
+
+
+def test_logs_of_a_mind_follow_its_slice() -> None:
+    assert matches("a-b") == matches("@a-b") == [r"_SYSTEMD_SLICE=hostguard-a\x2db.slice"]
+    assert matches("@17") == ["_SYSTEMD_SLICE=hostguard-17.slice"]
