@@ -18,9 +18,11 @@ import click
 from hostguard import client, local
 from hostguard.cli.common import complete_minds
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
+from hostguard.cli.show import cut, safe
 from hostguard.cli.when import as_duration
 
 RECONNECT_S = 60.0
+DESCRIPTION_MAX = 200  # columns
 NOT_EXECUTABLE = 126  # as shells report it
 NOT_FOUND = 127
 
@@ -54,6 +56,8 @@ def command(
     mind = mind.removeprefix("@")
     on_held = _reporter(verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
+    # systemctl and the journal show it.
+    description = cut(safe(description or shlex.join(cmd)), DESCRIPTION_MAX)
     request = {
         "mind": mind,
         "session": session,
@@ -67,7 +71,7 @@ def command(
         try:
             entered = _through_daemon(request, deadline, on_held)
         except NotRunning:
-            entered = local.enter_scope(mind, session, description or shlex.join(cmd), deadline, on_held)
+            entered = local.enter_scope(mind, session, description, deadline, on_held)
     _become(cmd)
 
 
