@@ -117,10 +117,22 @@ class Backlog:
         """All rows of one mind, due or not."""
         return self.count(mind) + self._later_count[mind]
 
-    def first(self, mind: str) -> int | None:
-        """The mind's oldest due row. O(sessions)."""
+    def has(self, id_: int, mind: str, session: str) -> bool:
+        """Whether the row is here, due or not. O(rows of the session)."""
         rows = self._minds.get(mind)
-        return min(rows.ids(), default=None) if rows else None
+        ids = rows.sessions.get(session) if rows else None
+        if id_ in self._later_rows:
+            return True
+        return ids[-1] == id_ or id_ in ids if isinstance(ids, deque) else ids == id_
+
+    def first(self, mind: str) -> int | None:
+        """The mind's oldest due row."""
+        rows = self._minds.get(mind)
+        if rows is None:
+            return None
+        head = rows.head(())
+        firsts = [rows.first(session) for session in rows.parked]
+        return min([f for f in (head and head[0], *firsts) if f is not None], default=None)
 
     def load(self, rows: Iterable[Row], now: int) -> None:
         """Add many rows in order of id, at start: the heaps are built once, at the end."""

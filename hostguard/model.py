@@ -38,6 +38,7 @@ class Reason(StrEnum):
     GLOBAL_CAP = "global_cap"
     PRESSURE = "pressure"
     NO_SYSTEMD = "no_systemd"
+    RESTART = "restart"  # held since before the guard was started: the reason of then is not stored
 
 
 class Kind(StrEnum):

@@ -1,0 +1,304 @@
+"""The HTTP API, as hostguard-api(7) describes it. Thin: checks what comes in, calls, shows what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hostguard import control, deliveries, intake, views
+from hostguard.callers import Caller
+from hostguard.config import ConfigError, as_dict
+from hostguard.events import BEHIND_MAX
+from hostguard.manager import Manager, now_ms
+from hostguard.model import State
+from hostguard.problems import Problem, bad_request, conflict, not_allowed, too_large, unknown
+
+if TYPE_CHECKING:
+    from hostguard.daemon import Daemon
+
+LIST_MAX = 1000  # rows in one answer
+WAIT_MAX_S = 60.0
+STATES = tuple(State)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(daemon: Daemon) -> Starlette:
+    """The ASGI application."""
+    api = Api(daemon)
+    routes = [
+        Route("/v1/deliveries", api.send, methods=["POST"]),
+        Route("/v1/deliveries", api.list_deliveries),
+        Route("/v1/deliveries/{id:int}", api.delivery),
+        Route("/v1/deliveries/{id:int}/why", api.why),
+        Route("/v1/deliveries/{id:int}/cancel", api.cancel, methods=["POST"]),
+        Route("/v1/deliveries/{id:int}/retry", api.retry, methods=["POST"]),
+        Route("/v1/turns", api.turns),
+        Route("/v1/turns/{id}", api.turn),
+        Route("/v1/turns/{id}/stop", api.stop, methods=["POST"]),
+        Route("/v1/run", api.run, methods=["POST"]),
+        Route("/v1/pause", api.pause, methods=["POST"]),
+        Route("/v1/resume", api.resume, methods=["POST"]),
+        Route("/v1/limits", api.limits),
+        Route("/v1/limits", api.set_limit, methods=["PATCH"]),
+        Route("/v1/minds", api.minds),
+        Route("/v1/status", api.status),
+        Route("/v1/events", api.events),
+        Route("/v1/config", api.config),
+        Route("/v1/reload", api.reload, methods=["POST"]),
+    ]
+    return Starlette(
+        routes=routes,
+        exception_handlers={
+            Problem: lambda _, error: _problem(error),
+            404: lambda _, __: _problem(unknown("path", _.url.path, "see hostguard-api(7)")),
+            405: lambda _, __: _problem(bad_request(f"{_.method} is not possible here")),
+        },
+    )
+
+
+def _problem(error: Any) -> JSONResponse:
+    body = {
+        "type": f"urn:hostguard:{error.code}",
+        "title": error.code.replace("_", " "),
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+    }
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
+    return JSONResponse(body, error.status, headers, media_type="application/problem+json")
+
+
+class Api:
+    """The handlers; each answers one route."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.manager: Manager = daemon.manager
+
+    async def send(self, request: Request) -> Response:
+        """POST /v1/deliveries."""
+        body = await self._body(request)
+        new = intake.message(body, self.manager.policy.config, now_ms())
+        rows, full, created = await self.manager.send(new)
+        shown = {"deliveries": [views.delivery(self.manager, row) for row in rows], "refused": full}
+        return JSONResponse(shown, 201 if created else 200)
+
+    async def list_deliveries(self, request: Request) -> Response:
+        """GET /v1/deliveries."""
+        query = request.query_params
+        wanted = query.get("state", "")
+        states = STATES if wanted == "all" else tuple(s for s in wanted.split(",") if s)
+        for state in states:
+            if state not in STATES:
+                raise bad_request(f"there is no state {state}; states: all, {', '.join(STATES)}")
+        limit = min(_number(query.get("limit"), 100), LIST_MAX)
+        after = _number(query.get("after"), 0)
+        mind = query.get("mind")
+        rows = await control.read(self.manager, lambda db: deliveries.select(db, states, mind, after, limit))
+        total = len(self.manager.backlog) + self.manager.backlog.later
+        return JSONResponse(
+            {"deliveries": [views.delivery(self.manager, row) for row in rows], "total_queued": total}
+        )
+
+    async def delivery(self, request: Request) -> Response:
+        """GET /v1/deliveries/ID."""
+        id_ = request.path_params["id"]
+        row = await control.delivery(self.manager, id_)
+        wait = request.query_params.get("wait_s")
+        if wait is not None and not row.state.final:
+            waiter = asyncio.ensure_future(self.manager.wait_final(id_, min(_seconds(wait), WAIT_MAX_S)))
+            await asyncio.sleep(0)  # registered: an end from here on is not missed
+            row = await control.delivery(self.manager, id_)
+            if row.state.final:
+                waiter.cancel()
+            else:
+                await waiter
+        found = await control.read(self.manager, lambda db: deliveries.with_payload(db, id_))
+        if found is None:
+            raise unknown("delivery", id_, "it was dropped from the history")
+        return JSONResponse(views.delivery(self.manager, *found))
+
+    async def why(self, request: Request) -> Response:
+        """GET /v1/deliveries/ID/why."""
+        row = await control.delivery(self.manager, request.path_params["id"])
+        return JSONResponse(views.why(self.manager, row))
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/cancel."""
+        row = await control.cancel(self.manager, request.path_params["id"])
+        return JSONResponse(views.delivery(self.manager, row))
+
+    async def retry(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/retry."""
+        row = await control.retry(self.manager, request.path_params["id"])
+        return JSONResponse(views.delivery(self.manager, row))
+
+    async def turns(self, request: Request) -> Response:
+        """GET /v1/turns."""
+        return JSONResponse({"turns": [views.turn(turn) for turn in self.manager.runner.live]})
+
+    async def turn(self, request: Request) -> Response:
+        """GET /v1/turns/ID: a live turn, or what is stored of an ended one."""
+        name = request.path_params["id"]
+        live = self.manager.runner.live.by_id(name)
+        if live is not None:
+            return JSONResponse(views.turn(live))
+        row = await control.read(self.manager, lambda db: deliveries.by_turn(db, name))
+        if row is None:
+            raise unknown("turn", name, "hostguard turns lists the live ones")
+        return JSONResponse(views.ended_turn(row))
+
+    async def stop(self, request: Request) -> Response:
+        """POST /v1/turns/ID/stop."""
+        turn = await control.stop(self.manager, request.path_params["id"])
+        return JSONResponse({"id": turn.live.id, "unit": turn.live.unit})
+
+    async def pause(self, request: Request) -> Response:
+        """POST /v1/pause."""
+        return await self._set_pause(request, True)
+
+    async def resume(self, request: Request) -> Response:
+        """POST /v1/resume."""
+        return await self._set_pause(request, False)
+
+    async def _set_pause(self, request: Request, on: bool) -> Response:
+        body = await self._body(request, optional=True)
+        await control.pause(self.manager, intake.text(body, "mind", intake.KEY_MAX), on)
+        policy = self.manager.policy
+        return JSONResponse({"host": policy.paused(), "paused": policy.paused_minds()})
+
+    async def limits(self, request: Request) -> Response:
+        """GET /v1/limits."""
+        return JSONResponse({"limits": self.manager.policy.limits()})
+
+    async def set_limit(self, request: Request) -> Response:
+        """PATCH /v1/limits."""
+        body = await self._body(request)
+        await control.set_limit(
+            self.manager,
+            intake.text(body, "name", intake.KEY_MAX) or "",
+            intake.text(body, "mind", intake.KEY_MAX),
+            body.get("value"),
+            body.get("runtime") is True,
+        )
+        return await self.limits(request)
+
+    async def minds(self, request: Request) -> Response:
+        """GET /v1/minds."""
+        return JSONResponse({"minds": views.minds(self.manager)})
+
+    async def status(self, request: Request) -> Response:
+        """GET /v1/status."""
+        return JSONResponse(self.daemon.status())
+
+    async def config(self, request: Request) -> Response:
+        """GET /v1/config."""
+        config = self.manager.policy.config
+        return JSONResponse(as_dict(config) | {"sources": list(config.sources)})
+
+    async def reload(self, request: Request) -> Response:
+        """POST /v1/reload."""
+        try:
+            await self.daemon.reload()
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        return JSONResponse({"sources": list(self.manager.policy.config.sources)})
+
+    async def events(self, request: Request) -> Response:
+        """GET /v1/events: server-sent events; with ?follow=0 those in memory, and the end."""
+        last = request.headers.get("last-event-id")
+        follow = request.query_params.get("follow") != "0"
+        after = _number(last, 0) if last is not None or not follow else None
+
+        async def stream() -> AsyncIterator[str]:
+            with self.manager.events.reader() as queue:
+                for event in self.manager.events.kept(after) if after is not None else []:
+                    yield _sse(event)
+                yield ": ready\n\n"
+                while follow and queue.qsize() < BEHIND_MAX:
+                    yield _sse(await queue.get())
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def run(self, request: Request) -> Response:
+        """POST /v1/run: wait for a turn, then have the calling process moved into its scope."""
+        pid, uid = _peer(request)
+        new = intake.run(await self._body(request), self.manager.policy.config, now_ms())
+        if self.manager.callers.pid_waits(pid) or self.manager.runner.owns(pid):
+            raise conflict(f"process {pid} waits for a turn, or has one, already")
+        try:
+            caller = Caller(pid, uid)
+        except OSError as error:
+            raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
+        # Attached before the row can be offered: its turn may come at once.
+        rows, _, created = await self.manager.send(new, caller)
+        row = rows[0]
+        if not created and not self.manager.reattach(row, caller):
+            caller.close()
+            raise conflict(f"{row.id} is {row.state} already")
+        return StreamingResponse(self._wait_turn(row.id, caller), media_type="application/x-ndjson")
+
+    async def _wait_turn(self, id_: int, caller: Caller) -> AsyncIterator[str]:
+        try:
+            while True:
+                event = await caller.events.get()
+                yield json.dumps(event) + "\n"
+                if event["event"] != "held":
+                    return
+        finally:
+            caller.close()
+            self.manager.caller_left(id_, caller)
+
+    async def _body(self, request: Request, optional: bool = False) -> Any:
+        # A body of ASCII escapes can have six bytes for one.
+        most = 6 * self.manager.policy.config.payload_max + 4096
+        raw = bytearray()
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > most:
+                raise too_large(f"the body has more than {most} bytes")
+        if optional and not raw:
+            return {}
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        return body
+
+
+def _sse(event: dict[str, Any]) -> str:
+    return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def _peer(request: Request) -> tuple[int, int]:
+    """(pid, uid) of the caller: see server.PeerProtocol."""
+    client = request.client
+    if client is None or not client.host.startswith("uid="):
+        raise not_allowed("only a local caller on the unix socket can do this")
+    return client.port, int(client.host.removeprefix("uid="))
+
+
+def _number(value: str | None, default: int) -> int:
+    if value is None or value == "":
+        return default
+    if not value.isdecimal() or len(value) > 18:
+        raise bad_request(f"{value!r} is not a number")
+    return int(value)
+
+
+def _seconds(value: str) -> float:
+    with suppress(ValueError):
+        if (seconds := float(value)) >= 0:
+            return seconds
+    raise bad_request(f"{value!r} is not a number of seconds")

@@ -1,0 +1,137 @@
+"""What an operator does to the running guard. Each raises Problem if it cannot be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hostguard import deliveries
+from hostguard.events import Event
+from hostguard.live import Phase, Turn
+from hostguard.manager import Manager, now_ms
+from hostguard.model import Delivery, Kind, State
+from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
+from hostguard.problems import bad_request, conflict, unavailable, unknown
+from hostguard.queue import Refused, Unavailable
+from hostguard.systemd import SystemdError, SystemdLost
+
+
+async def store(manager: Manager, op: deliveries.Op) -> Any:
+    """A durable write that its caller waits for."""
+    try:
+        return await manager.queue.write(op)
+    except Unavailable as error:
+        raise unavailable(f"the queue does not take writes: {error}") from error
+
+
+async def read(manager: Manager, op: deliveries.Op) -> Any:
+    """A read of the database."""
+    try:
+        return await manager.queue.read(op)
+    except Unavailable as error:
+        raise unavailable(f"the queue cannot be read: {error}") from error
+
+
+async def delivery(manager: Manager, id_: int) -> Delivery:
+    """One row."""
+    row: Delivery | None = await read(manager, lambda db: deliveries.get(db, id_))
+    if row is None:
+        raise unknown("delivery", id_, "hostguard queue lists those that wait")
+    return row
+
+
+async def pause(manager: Manager, mind: str | None, on: bool) -> None:
+    """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
+    _known(manager, mind)
+    key = pause_key(mind)
+    if on:
+        # At once, whatever the card does: nothing may start while the setting is being stored.
+        manager.policy.set(key, True)
+        for turn in manager.runner.live:
+            if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
+                turn.revoked = True
+    await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None))
+    manager.policy.set(key, True if on else None)
+    who = mind or "the guard"
+    event, text = (
+        (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
+    )
+    manager.events.emit(event, text, mind=mind)
+    touch(manager)
+
+
+async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, runtime: bool) -> None:
+    """Set a cap at once. `value`: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
+    if name not in LIMITS:
+        raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
+    if mind is not None and name != "mind_concurrent_turns":
+        raise bad_request(f"{name} is of the whole host: leave the mind out")
+    _known(manager, mind)
+    setting: dict[str, Any] | None = None
+    if value == "default":
+        pass
+    elif value == "unlimited":
+        setting = {"value": None, "boot": manager.policy.boot if runtime else None}
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= CAP_MAX:
+        setting = {"value": value, "boot": manager.policy.boot if runtime else None}
+    else:
+        raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
+    key = limit_key(name, mind)
+    await store(manager, lambda db: deliveries.set_setting(db, key, setting))
+    manager.policy.set(key, setting)
+    now, source = manager.policy.limit(name, mind)
+    told = "unlimited" if now is None else now
+    text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
+    manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
+    touch(manager)
+
+
+def touch(manager: Manager) -> None:
+    """Caps, pauses or minds changed: look at every mind again."""
+    for mind in manager.backlog.mind_names():
+        manager.backlog.touch(mind)
+    manager.pump()
+
+
+async def cancel(manager: Manager, id_: int) -> Delivery:
+    """Take a queued row out."""
+    row = await delivery(manager, id_)
+    if row.state is State.DELIVERING or manager.runner.live.by_id(row.turn or "") is not None:
+        raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
+    if row.state is not State.QUEUED:
+        raise conflict(f"{id_} is {row.state} already")
+    if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
+        raise conflict(f"{id_} is being started: hostguard turns")
+    await manager.close_row(id_, row.mind, row.session, State.CANCELLED, "cancelled by request")
+    return await delivery(manager, id_)
+
+
+async def retry(manager: Manager, id_: int) -> Delivery:
+    """Queue an ended row again."""
+    await delivery(manager, id_)
+    try:
+        row: Delivery = await store(manager, lambda db: deliveries.retry(db, id_, now_ms()))
+    except Refused as refusal:
+        current = await delivery(manager, id_)
+        if current.kind is Kind.RUN:
+            raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
+        raise conflict(f"{id_} is {current.state}: only an ended delivery can be tried again") from refusal
+    manager.admit([row])
+    return row
+
+
+async def stop(manager: Manager, name: str) -> Turn:
+    """Ask systemd to stop a turn's scope."""
+    turn = manager.runner.live.by_id(name)
+    if turn is None:
+        raise unknown("turn", name, "hostguard turns lists the live ones")
+    try:
+        await manager.runner.stop(turn)
+    except (SystemdError, SystemdLost) as error:
+        raise unavailable(f"systemd did not stop {turn.live.unit}: {error}") from error
+    return turn
+
+
+def _known(manager: Manager, mind: str | None) -> None:
+    minds = manager.policy.config.minds
+    if mind is not None and mind not in minds:
+        raise unknown("mind", mind, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")

@@ -1,0 +1,210 @@
+"""hostguardd: puts the parts together, and follows the service manager's signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from hostguard import __version__, paths, views
+from hostguard.config import ConfigError, load
+from hostguard.deliveries import settings
+from hostguard.device import Device, choose
+from hostguard.events import Event, Events
+from hostguard.journal import Handler, Journal
+from hostguard.manager import Manager
+from hostguard.model import Config
+from hostguard.notify import Notifier, watchdog_s
+from hostguard.policy import Policy, boot_id
+from hostguard.queue import Queue, QueueError
+from hostguard.systemd import SystemdLost
+
+log = logging.getLogger("hostguard")
+
+# Exit codes of the service, as in systemd.exec(5).
+EXIT_FAILURE = 1
+EXIT_NOTCONFIGURED = 6
+SETTLE_S = 5.0  # for starts under way when we stop
+
+
+class Fatal(Exception):
+    """The daemon cannot run; `code` is its exit code."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILURE) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Daemon:
+    """The running guard."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.notifier = Notifier()
+        self.events = Events(journal)
+        self.queue = Queue(paths.DATABASE)
+        self.manager = Manager(self.queue, self.events, self._changed)
+        self.device = Device(None, None, "not looked at yet")
+        self.started_at = int(time.time() * 1000)
+        self._stop = asyncio.Event()
+        self._failure: str | None = None
+        self._problems: list[dict[str, Any]] = []
+        self._status_due = False
+        self._reloading = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Run until told to stop. Raises Fatal."""
+        from hostguard.api import make_app
+        from hostguard.recovery import recover
+        from hostguard.server import listen, make_server
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        try:
+            config = await asyncio.to_thread(load)
+        except ConfigError as error:
+            raise Fatal(f"the configuration cannot be used:\n{error}", EXIT_NOTCONFIGURED) from error
+        self.queue.on_damage = self._damaged
+        try:
+            await self.queue.open()
+            kept = await self.queue.read(settings)
+            if self.queue.notice:
+                log.critical("%s", self.queue.notice)
+                self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
+            self.manager.policy = Policy(config, kept, boot_id())
+            await self._look_at_device(config)
+            await self.manager.runner.open()
+            await recover(self.manager)
+        except (QueueError, SystemdLost) as error:
+            raise Fatal(str(error)) from error
+
+        server = make_server(make_app(self))
+        serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
+        self._watch()
+        self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
+        await asyncio.wait(
+            [serving, asyncio.create_task(self._stop.wait())], return_when=asyncio.FIRST_COMPLETED
+        )
+        self.notifier.send("STOPPING=1")
+        self.manager.closing = True
+        server.should_exit = server.force_exit = True
+        await asyncio.wait([serving], timeout=SETTLE_S)
+        await self.manager.settled(SETTLE_S)
+        await self.manager.runner.close()
+        await self.queue.close()
+        if self._failure is not None:
+            raise Fatal(self._failure)
+
+    async def reload(self) -> None:
+        """Read the configuration again; a bad one is refused whole. Raises ConfigError."""
+        async with self._reloading:
+            from hostguard.control import touch
+
+            self.notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                config = await asyncio.to_thread(load)
+            except ConfigError as error:
+                log.error("the configuration is not taken over:\n%s", error)
+                self.notifier.send("READY=1", "STATUS=the last reload failed: hostguard config check")
+                raise
+            self.manager.policy.config = config
+            await self._look_at_device(config)
+            self.events.emit(
+                Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
+            )
+            touch(self.manager)
+            self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
+
+    def status(self) -> dict[str, Any]:
+        """The body of GET /v1/status."""
+        device = {"path": self.manager.policy.config.device_path, "node": self.device.node,
+                  "reason": self.device.reason}  # fmt: skip
+        return views.status(self.manager, self.started_at, os.getpid(), device, self._problems)
+
+    async def _look_at_device(self, config: Config) -> None:
+        self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
+        self.manager.runner.device = self.device.node
+        log.info("device: %s: %s", self.device.node or "none", self.device.reason)
+
+    def _on_hangup(self) -> None:
+        async def attempt() -> None:
+            with contextlib.suppress(ConfigError):  # said already
+                await self.reload()
+
+        self._reload_task = asyncio.create_task(attempt())
+
+    def _changed(self) -> None:
+        """Many changes in one round of the loop make one status line."""
+        if not self._status_due:
+            self._status_due = True
+            asyncio.get_running_loop().call_soon(self._tell_status)
+
+    def _tell_status(self) -> None:
+        self._status_due = False
+        if self.manager.ready:
+            self.notifier.status(views.status_line(self.manager))
+
+    def _watch(self) -> None:
+        seconds = watchdog_s()
+        if seconds is not None:
+            self.notifier.send("WATCHDOG=1")
+            asyncio.get_running_loop().call_later(seconds, self._watch)
+
+    def _damaged(self, text: str) -> None:
+        """The next start checks the file and moves it aside; going on would spread the damage."""
+        self._failure = f"{text}; stopping, the next start moves the file aside"
+        self._stop.set()
+
+
+def take_lock() -> int:
+    """Take the gate lock for the life of the process; the fd. Raises Fatal: one guard per host."""
+    fd = os.open(paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + 5  # a daemonless `hostguard run` holds it while it starts its scope
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise Fatal(f"another hostguardd runs on this host (it holds {paths.LOCK})") from None
+            time.sleep(0.05)
+
+
+def main() -> None:
+    """Entry point of hostguardd."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"hostguardd {__version__}")
+        return
+    if sys.argv[1:]:
+        print("usage: hostguardd [--version]\nIt is configured in hostguard.toml(5).", file=sys.stderr)
+        sys.exit(2)
+    os.umask(0o077)
+    journal = Journal("hostguardd")
+    logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)], format="%(message)s")
+    try:
+        paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
+        paths.TURNS.mkdir(mode=0o711, exist_ok=True)
+        paths.RUNTIME.chmod(0o755)
+        paths.TURNS.chmod(0o711)  # a turn's stub opens its own files in there
+        paths.STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        take_lock()
+        asyncio.run(Daemon(journal).run())
+    except Fatal as error:
+        log.critical("%s", error)
+        print(f"hostguardd: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except OSError as error:
+        log.critical("%s", error)
+        print(f"hostguardd: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Turns on their way: brings scopes up, follows them, and says once, for each, that it is over.
+
+What is live is kept in `live`. A slot comes free only here, and only on evidence: the scope is gone, its
+cgroup is empty, or it never came up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from hostguard import turns, units
+from hostguard.live import Live, Phase, Turn
+from hostguard.model import Delivery, Kind, Limits, LiveTurn, Mind
+from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
+
+log = logging.getLogger(__name__)
+
+SPAWNERS = 4  # threads that fork; more than a small host starts at once
+FOREIGN_CHECK_S = 10.0  # a foreign scope that failed stays loaded and sends no signal
+
+
+class Runner:
+    """Starts and follows turns. `on_over` is called for each turn whose slot came free."""
+
+    def __init__(self, on_up: Callable[[], None], on_over: Callable[[Turn, turns.Ending], None]) -> None:
+        self.live = Live()
+        self.systemd = Systemd(self)
+        self.connected = False
+        self.device: str | None = None  # block device node for per-device limits
+        self._on_up = on_up
+        self._on_over = on_over
+        self._spawners = ThreadPoolExecutor(SPAWNERS, "spawn")
+        self._cgroup = turns.CGROUP_ROOT
+        self._sweep: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Connect to systemd. Raises SystemdLost."""
+        await self.systemd.start()
+        self._cgroup = turns.CGROUP_ROOT / (await self.systemd.control_group()).lstrip("/")
+
+    async def close(self) -> None:
+        """Let go of everything; scopes are left running."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        await self.systemd.close()
+        self._spawners.shutdown(wait=False, cancel_futures=True)
+
+    def cgroup(self, unit: str, mind: str) -> Path:
+        """The cgroup folder of a turn's scope."""
+        return self._cgroup / units.SLICE / units.mind_slice(mind) / unit
+
+    # -- starting
+
+    async def start_exec(self, turn: Turn, mind: Mind, delivery: Delivery, payload: bytes) -> bool:
+        """Bring the turn's scope up with its stub inside, and let the command run. False if it is over."""
+        assert turn.live.id is not None
+        cgroup = self.cgroup(turn.live.unit, mind.name)
+        try:
+            turn.stub = await asyncio.get_running_loop().run_in_executor(
+                self._spawners, turns.spawn, mind, delivery, payload, turn.live.id, turn.held_ms, cgroup
+            )
+        except (OSError, ValueError) as error:
+            self._over(turn, turns.Ending("not_started", f"cannot start a process: {error}", failed=True))
+            return False
+        turn.pid = turn.stub.process.pid
+        if not await self._bring_up(turn, mind.limits):
+            return False
+        turn.phase = Phase.RUNNING
+        if turn.revoked:
+            turn.stub.dismiss()
+        else:
+            with suppress(BrokenPipeError):  # killed already: its end follows
+                turn.stub.release()
+        self._follow(turn)
+        return not turn.revoked
+
+    async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
+        """Bring the turn's scope up around a waiting `hostguard run`. False if it is over."""
+        turn.pid = pid
+        if not await self._bring_up(turn, limits):
+            return False
+        turn.phase = Phase.RUNNING
+        return True
+
+    async def _bring_up(self, turn: Turn, limits: Limits) -> bool:
+        unit = turn.live.unit
+        assert turn.pid is not None
+        properties = units.scope_properties(turn.live.mind, turn.description, limits, self.device, [turn.pid])
+        try:
+            await self.systemd.start_scope(unit, properties)
+        except SystemdError as error:
+            self._dismiss(turn)
+            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
+            return False
+        except SystemdLost as error:
+            # The scope may still come up: the slot stays taken until systemd's list shows the truth.
+            log.warning("%s: %s", unit, error)
+            self._dismiss(turn)
+            turn.phase = Phase.UNSURE
+            if self.connected:
+                self._spawn(self._refresh())
+            return False
+        if turn.gone:
+            self._dismiss(turn)
+            self._over(turn, self.ending_of(turn))
+            return False
+        return True
+
+    def _dismiss(self, turn: Turn) -> None:
+        if turn.stub is not None:
+            turn.stub.dismiss()
+            # It leaves within milliseconds; a thread, since nothing here may wait for it.
+            self._spawners.submit(turn.stub.process.wait)
+
+    def _follow(self, turn: Turn) -> None:
+        assert turn.pid is not None
+        turn.pidfd = os.pidfd_open(turn.pid)
+        asyncio.get_running_loop().add_reader(turn.pidfd, self._stub_ended, turn)
+
+    def _stub_ended(self, turn: Turn) -> None:
+        assert turn.stub is not None
+        self._unfollow(turn)
+        turn.stub.process.wait()
+        if turns.populated(self.cgroup(turn.live.unit, turn.live.mind)):
+            turn.phase = Phase.LINGERING
+        else:
+            self._over(turn, self.ending_of(turn))
+
+    def _unfollow(self, turn: Turn) -> None:
+        if turn.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(turn.pidfd)
+            os.close(turn.pidfd)
+            turn.pidfd = None
+
+    # -- ending
+
+    def ending_of(self, turn: Turn) -> turns.Ending:
+        """How a turn whose scope is gone ended."""
+        if turn.delivery is None or turn.live.id is None:
+            return turns.Ending("exited", "the scope is gone")
+        if turn.delivery.kind is Kind.RUN:
+            return turns.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
+        ran_s = time.time() - turn.since / 1000
+        return turns.ending(turns.read_record(turn.live.id), turn.stopped, ran_s, turn.max_turn)
+
+    def _over(self, turn: Turn, ending: turns.Ending) -> None:
+        if self.live.remove(turn):
+            self._unfollow(turn)
+            self._on_over(turn, ending)
+
+    def give_up(self, turn: Turn, reason: str) -> None:
+        """Free the slot of a turn whose scope was never asked for."""
+        self._over(turn, turns.Ending("dismissed", reason, back=True))
+
+    def owns(self, pid: int) -> bool:
+        """Whether a live turn was started around this very process."""
+        return any(turn.pid == pid for turn in self.live)
+
+    async def stop(self, turn: Turn) -> None:
+        """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost."""
+        turn.stopped = True
+        await self.systemd.stop_unit(turn.live.unit)
+
+    # -- what systemd tells
+
+    def systemd_up(self, scopes: Sequence[Scope]) -> None:
+        """The whole truth: scopes we do not know take a slot, slots without a scope come free."""
+        self.connected = True
+        listed = {scope.unit for scope in scopes}
+        for scope in scopes:
+            self.scope_new(scope)
+        for turn in self.live:
+            if turn.live.unit not in listed and turn.phase is not Phase.STARTING:
+                self._over(turn, self.ending_of(turn))
+        self._on_up()
+
+    def systemd_down(self) -> None:
+        """Nothing is started until systemd is back."""
+        self.connected = False
+        log.warning("lost the connection to systemd; nothing is started until it is back")
+
+    def scope_new(self, scope: Scope) -> None:
+        """A scope of somebody else's takes a slot, too."""
+        if scope.unit in self.live.turns:
+            return
+        parsed = units.parse_turn_unit(scope.unit)
+        live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else None)
+        turn = Turn(live, int(time.time() * 1000), Phase.FOREIGN, description=scope.description)
+        self.live.add(turn)
+        if parsed is None and self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(FOREIGN_CHECK_S, self._check_foreign)
+
+    def scope_gone(self, unit: str) -> None:
+        """Free the scope's slot, if it has one."""
+        turn = self.live.turns.get(unit)
+        if turn is None:
+            return
+        if turn.phase is Phase.STARTING:
+            turn.gone = True
+            return
+        if turn.stub is not None:
+            self._spawners.submit(turn.stub.process.wait)
+        self._over(turn, self.ending_of(turn))
+
+    def scope_job(self, unit: str) -> None:
+        """Only a stop makes a job for a turn's scope once it is up."""
+        turn = self.live.turns.get(unit)
+        if turn is not None and turn.phase is not Phase.STARTING:
+            turn.stopped = True
+
+    def _check_foreign(self) -> None:
+        self._sweep = None
+        if any(turn.phase is Phase.FOREIGN for turn in self.live):
+            self._spawn(self._refresh())
+            self._sweep = asyncio.get_running_loop().call_later(FOREIGN_CHECK_S, self._check_foreign)
+
+    async def _refresh(self) -> None:
+        with suppress(SystemdLost, SystemdError):
+            await self.systemd.refresh()
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def caller_alive(pid: int, uid: int, pidfd: int) -> bool:
+    """Whether the process that `pidfd` was opened for still lives and is the uid's own."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    if poller.poll(0):
+        return False
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == uid
+    except OSError:
+        return False

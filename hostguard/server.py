@@ -1,0 +1,75 @@
+"""Serving the API on a unix socket with uvicorn, knowing who calls."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+GROUP = "hostguard"  # its members may use the socket
+FIRST_FD = 3  # sd_listen_fds(3)
+CLOSE_S = 2  # for answers under way when the daemon stops
+
+
+class PeerProtocol(H11Protocol):
+    """Puts the peer's pid and uid (SO_PEERCRED) where ASGI has the client's address.
+
+    A unix socket has no address, and ASGI no place for credentials: ("uid=<uid>", pid).
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """A client connected."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self.client = (f"uid={uid}", pid)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the daemon has its own."""
+
+    def install_signal_handlers(self) -> None:
+        """Older uvicorn."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Newer uvicorn."""
+        yield
+
+
+def make_server(app: Any) -> Server:
+    """A server to `await serve(sockets=[...])`."""
+    config = uvicorn.Config(
+        app, http=PeerProtocol, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False
+    )
+    return Server(config)
+
+
+def listen(path: Path) -> socket.socket:
+    """The socket that systemd handed us, or a new one at `path`, for root and the group.
+
+    Raises OSError.
+    """
+    if os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) > 0:
+        os.set_inheritable(FIRST_FD, False)
+        return socket.socket(fileno=FIRST_FD)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path.unlink(missing_ok=True)  # safe: we hold the gate lock, so it is nobody else's
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(before)
+    with contextlib.suppress(KeyError, PermissionError):
+        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
+        os.chmod(path, 0o660)
+    sock.listen(128)
+    return sock

@@ -1,0 +1,1 @@
+"""Schema steps, applied in order of their number, and nothing else."""

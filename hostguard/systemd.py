@@ -1,0 +1,293 @@
+"""The daemon's one connection to systemd. The only module that knows dbus-next.
+
+systemd is the semaphore: what is live is what systemd lists. Signals keep us up to date; after a lost
+connection, or when in doubt, the list is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dbus_next import BusType, Message, MessageType, Variant
+from dbus_next.aio import MessageBus
+
+from hostguard.units import Property, parse_turn_unit, slice_mind
+
+log = logging.getLogger(__name__)
+
+NAME = "org.freedesktop.systemd1"
+PATH = "/org/freedesktop/systemd1"
+MANAGER = "org.freedesktop.systemd1.Manager"
+DBUS = "org.freedesktop.DBus"
+CALL_S = 25.0  # sd-bus's own default time-out of a call
+START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
+RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
+
+
+class SystemdError(Exception):
+    """systemd refused. `name` is the D-Bus error name."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{text} ({name})")
+        self.name = name
+
+
+class SystemdLost(Exception):
+    """systemd did not answer, or the bus is gone: whether the call took effect is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A live scope in one of our slices. `mind` is "" in hostguard.slice itself."""
+
+    unit: str
+    mind: str
+    description: str = ""
+
+
+class Listener(Protocol):
+    """Who hears of what systemd does. All are called on the event loop."""
+
+    def systemd_up(self, scopes: Sequence[Scope]) -> None:
+        """Connected; `scopes` is the whole truth now."""
+
+    def systemd_down(self) -> None:
+        """The connection is lost; `systemd_up` follows when it is back."""
+
+    def scope_new(self, scope: Scope) -> None:
+        """A scope appeared in one of our slices."""
+
+    def scope_gone(self, unit: str) -> None:
+        """The scope is gone, and all its processes."""
+
+    def scope_job(self, unit: str) -> None:
+        """Somebody asked systemd to stop the turn's scope."""
+
+
+class Systemd:
+    """Starts, lists, stops and follows scopes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._bus: MessageBus | None = None
+        self._jobs: dict[str, asyncio.Future[str]] = {}  # unit -> result of its start job
+        self._listing = asyncio.Lock()
+        self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
+        self._task: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect, list, and stay connected from here on. Raises SystemdLost if the first try fails."""
+        lost = await self._connect()
+        self._task = asyncio.create_task(self._stay(lost))
+
+    async def close(self) -> None:
+        """Disconnect. Scopes are left alone."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._bus is not None:
+            self._bus.disconnect()
+
+    # -- calls
+
+    async def start_scope(self, unit: str, properties: Sequence[Property]) -> None:
+        """Start a transient scope and wait until its processes are in it.
+
+        Raises SystemdError if systemd refuses, SystemdLost if it is not known whether the scope came up.
+        """
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._jobs[unit] = future
+        try:
+            variants = [[name, Variant(signature, value)] for name, signature, value in properties]
+            await self._call("StartTransientUnit", "ssa(sv)a(sa(sv))", [unit, "fail", variants, []])
+            result = await asyncio.wait_for(future, START_S)
+        except TimeoutError:
+            raise SystemdLost(f"the start job of {unit} did not end within {START_S:.0f} s") from None
+        finally:
+            self._jobs.pop(unit, None)
+        if result != "done":
+            raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
+        if self._listing.locked():
+            self._meanwhile[unit] = True
+
+    async def stop_unit(self, unit: str) -> None:
+        """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._call("StopUnit", "ss", [unit, "replace"])
+
+    async def kill_unit(self, unit: str, signal: int) -> None:
+        """Send a signal to all processes of a unit. Raises SystemdError, SystemdLost."""
+        await self._call("KillUnit", "ssi", [unit, "all", signal])
+
+    async def scopes(self) -> list[Scope]:
+        """Live scopes in our slices. Raises SystemdError, SystemdLost."""
+        async with self._listing:
+            self._meanwhile.clear()
+            found = {}
+            units = await self._call("ListUnitsByPatterns", "asas", [[], ["*.scope"]])
+            for name, description, _load, active, _sub, _following, path, *_job in units[0]:
+                if active in ("inactive", "failed"):
+                    continue
+                mind = await self._mind_of(name, path)
+                if mind is not None:
+                    found[name] = Scope(name, mind, description)
+            for unit, alive in self._meanwhile.items():
+                turn = parse_turn_unit(unit)
+                if not alive:
+                    found.pop(unit, None)
+                elif turn is not None:
+                    found[unit] = Scope(unit, turn[0])
+            return list(found.values())
+
+    async def control_group(self) -> str:
+        """The cgroup that systemd's own tree hangs from, "" for the root."""
+        reply = await self._call("Get", "ss", [MANAGER, "ControlGroup"], "org.freedesktop.DBus.Properties")
+        return str(reply[0].value).rstrip("/")
+
+    async def refresh(self) -> None:
+        """Read the list again and tell the listener: for when there is doubt."""
+        self._listener.systemd_up(await self.scopes())
+
+    async def _mind_of(self, unit: str, path: str) -> str | None:
+        turn = parse_turn_unit(unit)
+        if turn is not None:
+            return turn[0]
+        try:
+            reply = await self._call(
+                "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], f"{DBUS}.Properties", path
+            )
+        except SystemdError:
+            return None  # gone in between
+        return slice_mind(reply[0].value)
+
+    async def _call(
+        self,
+        member: str,
+        signature: str = "",
+        body: Sequence[Any] = (),
+        interface: str = MANAGER,
+        path: str = PATH,
+        destination: str = NAME,
+    ) -> list[Any]:
+        bus = self._bus
+        if bus is None:
+            raise SystemdLost("not connected to systemd")
+        message = Message(destination, path, interface, member, signature=signature, body=list(body))
+        try:
+            reply = await asyncio.wait_for(bus.call(message), CALL_S)
+        except TimeoutError:
+            raise SystemdLost(f"systemd did not answer {member} within {CALL_S:.0f} s") from None
+        except (EOFError, OSError) as error:
+            raise SystemdLost(f"the bus is gone: {error}") from error
+        if reply is None:
+            raise SystemdLost("the bus is gone")
+        if reply.message_type is MessageType.ERROR:
+            raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
+        return list(reply.body)
+
+    # -- the connection
+
+    async def _connect(self) -> asyncio.Task[None]:
+        user = os.environ.get("HOSTGUARD_USER_MANAGER") == "1"
+        try:
+            bus = await MessageBus(bus_type=BusType.SESSION if user else BusType.SYSTEM).connect()
+        except (OSError, EOFError) as error:
+            raise SystemdLost(f"cannot reach the system bus: {error}") from error
+        self._bus = bus
+        bus.add_message_handler(self._on_message)
+        lost = asyncio.create_task(self._wait_lost(bus))
+        try:
+            for rule in (
+                f"type='signal',sender='{NAME}',interface='{MANAGER}'",
+                f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
+            ):
+                await self._call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
+            await self._call("Subscribe")
+            await self.refresh()
+        except SystemdError as error:
+            self._bus = None
+            bus.disconnect()
+            raise SystemdLost(str(error)) from error
+        except BaseException:
+            self._bus = None
+            bus.disconnect()
+            raise
+        return lost
+
+    async def _wait_lost(self, bus: MessageBus) -> None:
+        try:
+            await bus.wait_for_disconnect()
+        except (EOFError, OSError) as error:
+            log.debug("bus: %s", error)
+
+    async def _stay(self, lost: asyncio.Task[None]) -> None:
+        while True:
+            await lost
+            self._bus = None
+            for future in self._jobs.values():
+                if not future.done():
+                    future.set_exception(SystemdLost("the bus is gone"))
+            self._listener.systemd_down()
+            pause = RECONNECT_S[0]
+            while True:
+                await asyncio.sleep(pause)
+                try:
+                    lost = await self._connect()
+                    break
+                except SystemdLost as error:
+                    log.warning("%s; trying again", error)
+                    pause = min(pause * 2, RECONNECT_S[1])
+
+    def _on_message(self, message: Message) -> None:
+        if message.message_type is not MessageType.SIGNAL:
+            return
+        if message.member == "JobRemoved":
+            _id, _job, unit, result = message.body
+            future = self._jobs.get(unit)
+            if future is not None and not future.done():
+                future.set_result(result)
+        elif message.member == "JobNew":
+            unit = message.body[2]
+            if unit not in self._jobs and parse_turn_unit(unit):
+                self._listener.scope_job(unit)
+        elif message.member == "UnitRemoved":
+            unit = message.body[0]
+            if unit.endswith(".scope"):
+                if self._listing.locked():
+                    self._meanwhile[unit] = False
+                self._listener.scope_gone(unit)
+        elif message.member == "UnitNew":
+            unit, path = message.body
+            if unit.endswith(".scope") and unit not in self._jobs:
+                self._spawn(self._look_at(unit, path))
+        elif message.member == "NameOwnerChanged" and message.body[2]:
+            self._spawn(self._again())
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _look_at(self, unit: str, path: str) -> None:
+        try:
+            mind = await self._mind_of(unit, path)
+        except SystemdLost:
+            return  # the list is read again once the bus is back
+        if mind is not None:
+            self._listener.scope_new(Scope(unit, mind))
+
+    async def _again(self) -> None:
+        try:
+            await self._call("Subscribe")
+            await self.refresh()
+        except (SystemdLost, SystemdError) as error:
+            log.warning("systemd came back but does not answer: %s", error)
+            if self._bus is not None:
+                self._bus.disconnect()

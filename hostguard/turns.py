@@ -1,0 +1,243 @@
+"""One turn of an exec mind as a process: its files, its start, and how its end is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hostguard import journal, paths
+from hostguard.model import Delivery, Mind
+from hostguard.units import turn_unit
+
+STUB = Path(__file__).with_name("turn-stub.sh")
+CGROUP_ROOT = (
+    Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+)
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
+BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
+
+
+def turn_id(row: int, attempts: int) -> str:
+    """The id of the row's next turn: each attempt has a unit name of its own."""
+    return f"{row}.{attempts}" if attempts else str(row)
+
+
+def row_of(turn: str) -> int | None:
+    """The row of a turn id, None for a turn without one (`hostguard run` without the daemon)."""
+    head = turn.partition(".")[0]
+    return int(head) if head.isdecimal() else None
+
+
+def backoff(attempts: int) -> int:
+    """ms to wait after the attempts-th failure."""
+    first, longest = BACKOFF_MS
+    return min(first << (attempts - 1), longest)
+
+
+# -- start
+
+
+@dataclass
+class Stub:
+    """A process that waits, outside any scope of ours, for the word to run the command."""
+
+    process: subprocess.Popen[bytes]
+
+    def release(self) -> None:
+        """Let the command run. Raises BrokenPipeError if the stub is gone."""
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), b"go\n")
+        self.process.stdin.close()
+
+    def dismiss(self) -> None:
+        """Make the stub leave without running anything."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def spawn(mind: Mind, delivery: Delivery, payload: bytes, turn: str, held_ms: int, cgroup: Path) -> Stub:
+    """Write the turn's files and start its stub. Blocks: call it in a thread. Raises OSError."""
+    record, body = record_path(turn), payload_path(turn)
+    for path, content in ((record, b""), (body, payload)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(content)
+            os.fchown(fd, mind.uid, mind.gid)
+    output = journal.stream(mind.name, turn_unit(mind.name, turn))
+    try:
+        return Stub(
+            subprocess.Popen(
+                ["/bin/sh", str(STUB), str(record), str(body), mind.directory, str(cgroup), *mind.command],
+                stdin=subprocess.PIPE,
+                # The guard's own stream serves as well: journald goes by the process that writes.
+                stdout=sys.stderr.fileno() if output is None else output.fileno(),
+                stderr=subprocess.STDOUT,
+                env=_environment(mind, delivery, turn, held_ms),
+                cwd="/",
+                start_new_session=True,
+                # Also for root: without them Python uses vfork and keeps the GIL until the exec is
+                # through, which on a stalled disk is for ever.
+                user=mind.uid,
+                group=mind.gid,
+                extra_groups=list(mind.groups),
+            )
+        )
+    finally:
+        if output is not None:
+            output.close()
+
+
+def _environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
+    return {
+        "PATH": PATH,
+        "LANG": "C.UTF-8",
+        "HOME": mind.home,
+        "USER": mind.user,
+        "LOGNAME": mind.user,
+        "SHELL": mind.shell,
+        **mind.environment,
+        "HOSTGUARD_MIND": mind.name,
+        "HOSTGUARD_TURN": turn,
+        "HOSTGUARD_DELIVERY": str(delivery.id),
+        "HOSTGUARD_SESSION": delivery.session,
+        "HOSTGUARD_CHANNEL": delivery.channel or "",
+        "HOSTGUARD_SENDER": delivery.sender or "",
+        "HOSTGUARD_ATTEMPT": str(delivery.attempts + 1),
+        "HOSTGUARD_HELD_MS": str(held_ms),
+    }
+
+
+# -- end
+
+
+def record_path(turn: str) -> Path:
+    """The turn's exit record, written by its stub."""
+    return paths.TURNS / turn
+
+
+def payload_path(turn: str) -> Path:
+    """The turn's stdin."""
+    return paths.TURNS / f"{turn}.payload"
+
+
+def forget(turn: str) -> None:
+    """Remove the turn's files, once its end is in the database."""
+    record_path(turn).unlink(missing_ok=True)
+    payload_path(turn).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a turn's stub wrote. `released`: the command may have run. `exit`: the shell's status."""
+
+    released: bool = False
+    not_started: str | None = None
+    exit: int | None = None
+    account: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_record(turn: str) -> Record | None:
+    """The turn's record; None if there is none (the host was restarted)."""
+    try:
+        text = record_path(turn).read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    return parse_record(text)
+
+
+def parse_record(text: str) -> Record:
+    """Read a record, which the mind's user could have written to: what makes no sense is left out."""
+    released, not_started, status = False, None, None
+    account: dict[str, int] = {}
+    for line in text[:4096].splitlines():
+        key, _, value = line.partition(" ")
+        if key == "started":
+            released = True
+        elif key == "not_started":
+            not_started = value
+        elif value.isdecimal() and len(value) < 20:
+            if key == "exit":
+                status = int(value)
+            elif key in ("cpu_usec", "memory_peak", "read_bytes", "write_bytes"):
+                account[key] = int(value)
+    return Record(released, not_started, status, account)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a turn ended. `failed`: it counts as an attempt and is tried again."""
+
+    outcome: str  # exited, stopped, timeout, killed, not_started, dismissed
+    reason: str
+    exit: int | None = None
+    failed: bool = False
+    back: bool = False  # never ran: back to its place in the queue, no attempt counted
+
+
+def ending(record: Record | None, stopped: bool, ran_s: float, max_turn: float | None) -> Ending:
+    """Classify an end. `stopped`: somebody asked for it; `ran_s`: seconds since the start.
+
+    A command's own exit, whatever its status, is an end. Death by a signal that nobody asked for is a
+    crash: it counts as an attempt, so that a payload that kills its mind ends as a dead letter.
+    """
+    if record is None:
+        return Ending("killed", "the host was restarted during the turn", failed=True)
+    if record.not_started is not None:
+        return Ending("not_started", record.not_started, failed=True)
+    if not record.released:
+        return Ending("dismissed", "the guard stopped before the command was let run", back=True)
+    status = record.exit
+    name = _signal_name(status)
+    if stopped:
+        return Ending("stopped", "was asked to stop", status)
+    if max_turn is not None and ran_s >= max_turn and (status is None or name in ("SIGTERM", "SIGKILL")):
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", status)
+    if status is None:
+        return Ending("killed", "all its processes were killed", failed=True)
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return Ending("stopped", f"ended by {name}", status)
+    if name is not None:
+        return Ending("killed", f"died of {name}", status, failed=True)
+    return Ending("exited", f"exit status {status}", status)
+
+
+def _signal_name(status: int | None) -> str | None:
+    if status is None or status <= 128:
+        return None
+    try:
+        return signal.Signals(status - 128).name
+    except ValueError:
+        return None
+
+
+def result(end: Ending, record: Record | None, run_ms: int, held_ms: int) -> dict[str, Any]:
+    """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none."""
+    account = record.account if record else {}
+    cpu = account.get("cpu_usec")
+    return {
+        "outcome": end.outcome,
+        "exit": end.exit,
+        "reason": end.reason,
+        "run_ms": run_ms,
+        "held_ms": held_ms,
+        "cpu_ms": None if cpu is None else cpu // 1000,
+        "memory_peak": account.get("memory_peak"),
+        "read_bytes": account.get("read_bytes"),
+        "write_bytes": account.get("write_bytes"),
+    }
+
+
+def populated(cgroup: Path) -> bool:
+    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none."""
+    try:
+        return "populated 1" in (cgroup / "cgroup.events").read_text()
+    except OSError:
+        return False

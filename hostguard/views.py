@@ -1,0 +1,197 @@
+"""What the API shows, as JSON values. Reads memory only, so that it answers while the disk does not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hostguard import __version__
+from hostguard.live import Phase, Turn
+from hostguard.manager import Manager, now_ms
+from hostguard.model import Delivery, Hold, Reason, State
+from hostguard.units import turn_unit
+
+Json = dict[str, Any]
+
+
+def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> Json:
+    """One row; `hold` says why it waits, `state` is in_turn once its scope is up."""
+    state: str = row.state
+    live = manager.runner.live.by_id(row.turn) if row.turn is not None else None
+    if live is not None and row.state is State.DELIVERING and live.phase is not Phase.STARTING:
+        state = "in_turn"
+    view: Json = {
+        "id": row.id,
+        "mind": row.mind,
+        "session": row.session,
+        "state": state,
+        "kind": row.kind,
+        "key": row.key,
+        "sender": row.sender,
+        "channel": row.channel,
+        "created_at": row.created_at,
+        "not_before": row.not_before or None,
+        "expires_at": row.expires_at or None,
+        "attempts": row.attempts,
+        "turn": row.turn,
+        "started_at": row.started_at or None,
+        "ended_at": row.ended_at or None,
+        "result": dict(row.result),
+        "hold": _hold(manager, row),
+    }
+    if payload is not None:
+        view["payload"] = json.loads(payload)
+    return view
+
+
+def _hold(manager: Manager, row: Delivery) -> Json | None:
+    if row.state is not State.QUEUED:
+        return None
+    hold = manager.verdict(row.row)
+    if hold is None:
+        return None
+    return {"reason": hold.reason, "blocker": hold.blocker, "since": max(row.created_at, row.not_before)}
+
+
+def why(manager: Manager, row: Delivery) -> Json:
+    """Why a row waits: reason, blocker, since when, place in line (1 = next), and a sentence."""
+    view: Json = dict.fromkeys(("reason", "blocker", "since", "place", "ahead", "due"))
+    view |= {"id": row.id, "mind": row.mind, "state": row.state}
+    if row.state is not State.QUEUED:
+        turn = f", turn {row.turn}" if row.turn else ""
+        return view | {"text": f"{row.id} does not wait: it is {row.state}{turn}"}
+    hold = manager.verdict(row.row)
+    if hold is None:
+        return view | {"text": f"{row.id} starts now"}
+    view |= {"reason": hold.reason, "blocker": hold.blocker}
+    if hold.reason is Reason.NOT_DUE:
+        again = f" (attempt {row.attempts + 1})" if row.attempts else ""
+        text = f"{row.id} is not held: it is due in {_span(row.not_before - now_ms())}{again}"
+        return view | {"since": row.created_at, "due": row.not_before, "text": text}
+    place = manager.backlog.place(row.id, row.mind)
+    since = max(row.created_at, row.not_before)
+    text = (
+        f"{row.id} has waited {_span(now_ms() - since)}: {sentence(hold)};"
+        f" it is number {place} in line for {row.mind}"
+    )
+    return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
+
+
+_SENTENCES = {
+    Reason.PAUSED: "the guard is paused (hostguard resume)",
+    Reason.MIND_PAUSED: "{blocker} (hostguard resume MIND)",
+    Reason.SESSION_BUSY: "its session has a turn, {blocker}",
+    Reason.MIND_BUSY: "the mind has as many turns as its cap allows, {blocker}",
+    Reason.GLOBAL_CAP: "the host has as many turns as the global cap allows, {blocker} for the longest time",
+    Reason.PRESSURE: "the device is under pressure and fewer turns run",
+    Reason.NO_SYSTEMD: "systemd does not answer, and nothing is started unseen",
+}
+
+
+def sentence(hold: Hold) -> str:
+    """The hold in words."""
+    return _SENTENCES.get(hold.reason, "{blocker}").format(blocker=hold.blocker)
+
+
+def turn(live: Turn) -> Json:
+    """One live turn."""
+    return {
+        "id": live.live.id,
+        "unit": live.live.unit,
+        "mind": live.live.mind,
+        "session": live.live.session,
+        "delivery": live.delivery.id if live.delivery else None,
+        "started_at": live.since,
+        "held_ms": live.held_ms,
+        "state": live.phase,
+        "stopping": live.stopped,
+        "description": live.description,
+    }
+
+
+def ended_turn(row: Delivery) -> Json:
+    """What is stored of a turn that is over, in the shape of a live one."""
+    assert row.turn is not None
+    return {
+        "id": row.turn,
+        "unit": turn_unit(row.mind, row.turn),
+        "mind": row.mind,
+        "session": row.session,
+        "delivery": row.id,
+        "started_at": row.started_at or None,
+        "ended_at": row.ended_at or None,
+        "held_ms": row.result.get("held_ms"),
+        "state": "ended",
+        "result": dict(row.result),
+    }
+
+
+def minds(manager: Manager) -> list[Json]:
+    """Every configured mind, and those that only have rows or scopes."""
+    names = [*manager.policy.config.minds]
+    others = {*manager.backlog.mind_names(), *(turn.live.mind for turn in manager.runner.live)} - {*names, ""}
+    return [_mind(manager, name) for name in [*names, *sorted(others)]]
+
+
+def _mind(manager: Manager, name: str) -> Json:
+    mind = manager.policy.config.minds.get(name)
+    view = manager.view(name)
+    held = manager.backlog.count(name)
+    first = manager.backlog.first(name)
+    since = manager.holds[first][1] if first in manager.holds else None
+    state = "unknown" if mind is None else "paused" if view.paused else "in_turn" if view.live else "idle"
+    return {
+        "name": name,
+        "state": state,
+        "cap": view.cap,
+        "live": len(view.live),
+        "queued": manager.backlog.total(name),
+        "held": held,
+        "oldest_wait_ms": now_ms() - since if since is not None else None,
+        "command": list(mind.command) if mind else [],
+        "user": mind.user if mind else None,
+    }
+
+
+def status(manager: Manager, started_at: int, pid: int, device: Json, problems: list[Json]) -> Json:
+    """The whole guard on one page."""
+    cap = manager.policy.global_cap()
+    state = (
+        "no_systemd" if not manager.runner.connected else "paused" if manager.policy.paused() else "running"
+    )
+    return {
+        "version": __version__,
+        "pid": pid,
+        "started_at": started_at,
+        "state": state,
+        "turns": len(manager.runner.live),
+        "cap": cap,
+        "effective_cap": cap,
+        "queued": len(manager.backlog) + manager.backlog.later,
+        "held": len(manager.backlog),
+        "due_later": manager.backlog.later,
+        "paused_minds": manager.policy.paused_minds(),
+        "minds": minds(manager),
+        "live": [turn(live) for live in manager.runner.live],
+        "device": device,
+        "problems": problems,
+    }
+
+
+def status_line(manager: Manager) -> str:
+    """One line for sd_notify: what `systemctl status` shows."""
+    cap = manager.policy.global_cap()
+    told = "unlimited" if cap is None else str(cap)
+    live = len(manager.runner.live)
+    line = f"{live}{'' if cap is None else f'/{cap}'} turns, {len(manager.backlog)} held, cap {told}"
+    if not manager.runner.connected:
+        return f"{line}; no connection to systemd, nothing is started"
+    return f"{line}; paused" if manager.policy.paused() else line
+
+
+def _span(ms: int) -> str:
+    seconds = max(0, ms) // 1000
+    hours, seconds = divmod(seconds, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes)
+    return " ".join([*parts, f"{seconds} s"])
