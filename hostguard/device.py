@@ -1,0 +1,151 @@
+"""From a path to the one whole disk that carries it, through sysfs.
+
+cgroup v2 limits whole disks: io.max refuses partitions. systemd looks through one layer of device mapper, so
+that with LVM on LUKS a limit lands between the layers (systemd#15008, #14271). Here all layers are looked
+through, and systemd is given the disk at the bottom.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+SYS = Path("/sys")
+_ASK = "; set path under [device] to the disk to guard"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A whole disk: its node for systemd, its name in /sys/block; both None if there is not just one.
+
+    `reason` says in words how it was found, or why it was not.
+    """
+
+    node: str | None
+    name: str | None
+    reason: str
+
+
+def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
+    """The disk that `[device] path` asks for: "auto" (the one under `state`), "none", or a path."""
+    if device_path == "none":
+        return Device(None, None, 'switched off by path = "none" under [device]')
+    if device_path != "auto" and not os.path.exists(device_path):
+        return Device(None, None, f"there is no {device_path}{_ASK}")
+    found = resolve(state if device_path == "auto" else Path(device_path), sys_root)
+    if found.node and not os.path.exists(found.node):  # a container's own /dev
+        return replace(found, node=None, reason=f"{found.reason}, but there is no {found.node} here")
+    return found
+
+
+def resolve(path: Path, sys_root: Path = SYS) -> Device:
+    """The whole disk under `path`, or under its nearest parent that exists.
+
+    A block device's node stands for its disk. If several disks are beneath it, it is taken as it was named.
+    """
+    try:
+        return _resolve(path, path.absolute(), sys_root)
+    except OSError as error:
+        return Device(None, None, f"{path}: {error.strerror}{_ASK}")
+
+
+def _resolve(path: Path, place: Path, sys_root: Path) -> Device:
+    try:
+        info = place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _resolve(path, place.parent, sys_root)
+    if stat.S_ISBLK(info.st_mode):
+        return of_number(info.st_rdev, f"{path} is", sys_root, named=True)
+    if os.major(info.st_dev):
+        return of_number(info.st_dev, f"{path} is on", sys_root)
+    # Major 0 is no device: the kernel makes such numbers up for file systems without just one block device.
+    kind, source = mount_of(place)
+    if kind == "btrfs":
+        return of_btrfs(source, f"{path} is on", sys_root)
+    return Device(None, None, f"{path} is on {kind} ({source}), which does not tell its disk{_ASK}")
+
+
+def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = False) -> Device:
+    """The disk beneath the block device `number`; `what` begins the reason.
+
+    With `named` a person asked for this device, so that what is many disks or memory is taken as it is.
+    """
+    link = sys_root / "dev/block" / f"{os.major(number)}:{os.minor(number)}"
+    if not link.exists():
+        return Device(None, None, f"{what} block device {link.name}, which {sys_root} does not know{_ASK}")
+    return _beneath(_whole(link.resolve()), what, named)
+
+
+def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
+    """The disk beneath the btrfs that is mounted from `source`, if it is on one device."""
+    name = os.path.basename(os.path.realpath(source))
+    for member in sys_root.glob(f"fs/btrfs/*/devices/{name}"):
+        members = sorted(other.name for other in member.parent.iterdir())
+        if members == [name]:
+            return _beneath(_whole(member.resolve()), what, False)
+        return Device(None, None, f"{what} btrfs over several devices ({', '.join(members)}){_ASK}")
+    return Device(None, None, f"{what} btrfs ({source}), whose device {sys_root} does not know{_ASK}")
+
+
+def mount_of(place: Path) -> tuple[str, str]:
+    """File system type and source of the mount that `place` is on. Raises OSError."""
+    # By the mount's id: a path's prefix can lie, as one mount may hide another.
+    handle = os.open(place, os.O_PATH)
+    try:
+        info = Path(f"/proc/self/fdinfo/{handle}").read_text()
+    finally:
+        os.close(handle)
+    found = re.search(r"^mnt_id:\s*([0-9]+)$", info, re.MULTILINE)
+    mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    return find_mount(found[1] if found else "", mounts) or ("an unknown file system", "?")
+
+
+def find_mount(mount_id: str, mountinfo: str) -> tuple[str, str] | None:
+    """Type and source of a mount in the text of /proc/PID/mountinfo (proc_pid_mountinfo(5))."""
+    for line in mountinfo.splitlines():
+        if line.startswith(f"{mount_id} "):
+            kind, source = line.partition(" - ")[2].split(" ")[:2]
+            return kind, re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), source)
+    return None
+
+
+def _whole(entry: Path) -> Path:
+    return entry.parent if (entry / "partition").exists() else entry
+
+
+def _beneath(disk: Path, what: str, named: bool) -> Device:
+    layers, bottom = _bottom(disk)
+    if len(bottom) > 1:
+        if named:
+            return Device(_node(disk.name), disk.name, f"{what} {disk.name}, as named")
+        return Device(None, None, f"{what} {disk.name}, which spans {', '.join(sorted(bottom))}{_ASK}")
+    (name,) = bottom
+    if re.match(r"z?ram[0-9]", name) and not named:
+        return Device(None, None, f"{what} {name}, which is memory and no disk{_ASK}")
+    reason = f"{what} the disk {name}" if name == disk.name else f"{what} {disk.name}, on the disk {name}"
+    if any(layer.startswith("CRYPT-") for layer in layers):
+        # dm-crypt writes from kernel threads, unless it was opened with no_write_workqueue.
+        reason += "; it is encrypted, so that the kernel may not count a turn's writes as the turn's"
+    return Device(_node(name), name, reason)
+
+
+def _bottom(disk: Path) -> tuple[list[str], set[str]]:
+    """The device mapper UUIDs on the way down from a disk, and the names of the disks at the bottom."""
+    uuid = disk / "dm/uuid"
+    layers = [uuid.read_text()] if uuid.exists() else []
+    slaves = sorted((disk / "slaves").glob("*"))
+    if not slaves:
+        return layers, {disk.name}
+    names: set[str] = set()
+    for slave in slaves:
+        more, below = _bottom(_whole(slave.resolve()))
+        layers += more
+        names |= below
+    return layers, names
+
+
+def _node(name: str) -> str:
+    return "/dev/" + name.replace("!", "/")  # sysfs has no "/" in names: cciss!c0d0

@@ -1,0 +1,240 @@
+"""From a path to its whole disk, on small sysfs trees shaped like real ones."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hostguard import device
+from hostguard.device import Device
+
+NODE = os.makedev(8, 250)  # sd's major: only ever looked up in a tree of a test
+
+
+class Sysfs:
+    """Builds a sysfs tree. The layout was read off kernel 6.18: dev/block/MAJ:MIN links into devices/."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("dev/block", "devices", "fs/btrfs"):
+            (root / folder).mkdir(parents=True)
+
+    def disk(self, name: str, number: int, *slaves: Path, uuid: str = "") -> Path:
+        entry = self.root / "devices/some/bus/block" / name
+        (entry / "slaves").mkdir(parents=True)
+        for slave in slaves:
+            (entry / "slaves" / slave.name).symlink_to(slave)
+        if uuid:
+            (entry / "dm").mkdir()
+            (entry / "dm/uuid").write_text(uuid)
+        return self._number(entry, number)
+
+    def partition(self, disk: Path, name: str, number: int) -> Path:
+        (disk / name).mkdir()
+        (disk / name / "partition").write_text("1\n")
+        return self._number(disk / name, number)
+
+    def btrfs(self, *members: Path) -> None:
+        folder = self.root / "fs/btrfs/0c2f/devices"
+        folder.mkdir(parents=True)
+        for member in members:
+            (folder / member.name).symlink_to(member)
+
+    def _number(self, entry: Path, number: int) -> Path:
+        link = self.root / "dev/block" / f"{os.major(number)}:{os.minor(number)}"
+        link.symlink_to(os.path.relpath(entry, link.parent))
+        return entry
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Sysfs:
+    return Sysfs(tmp_path / "sys")
+
+
+def minor(number: int) -> int:
+    return os.makedev(8, number)
+
+
+def found(sysfs: Sysfs, number: int = NODE, named: bool = False) -> Device:
+    return device.of_number(number, "/x is on", sysfs.root, named=named)
+
+
+def test_a_whole_disk_is_itself(sysfs: Sysfs) -> None:
+    sysfs.disk("sda", NODE)
+    assert found(sysfs) == Device("/dev/sda", "sda", "/x is on the disk sda")
+
+
+def test_a_partition_is_its_disk(sysfs: Sysfs) -> None:
+    sysfs.partition(sysfs.disk("mmcblk0", minor(0)), "mmcblk0p2", NODE)
+    assert found(sysfs) == Device("/dev/mmcblk0", "mmcblk0", "/x is on the disk mmcblk0")
+
+
+def test_a_loop_device_is_a_disk_of_its_own(sysfs: Sysfs) -> None:
+    loop = sysfs.disk("loop0", minor(0))
+    (loop / "loop").mkdir()
+    (loop / "loop/backing_file").write_text("/on/another/disk\n")
+    sysfs.partition(loop, "loop0p1", NODE)
+    assert found(sysfs).node == "/dev/loop0"
+
+
+def test_all_layers_of_device_mapper_are_looked_through(sysfs: Sysfs) -> None:
+    part = sysfs.partition(sysfs.disk("sda", minor(0)), "sda3", minor(3))
+    crypt = sysfs.disk("dm-0", minor(4), part, uuid="CRYPT-LUKS2-ab")
+    sysfs.disk("dm-1", NODE, crypt, uuid="LVM-cd")
+    below = found(sysfs)
+    assert (below.node, below.name) == ("/dev/sda", "sda")
+    assert below.reason.startswith("/x is on dm-1, on the disk sda; it is encrypted")
+
+
+def test_plain_lvm_is_not_called_encrypted(sysfs: Sysfs) -> None:
+    part = sysfs.partition(sysfs.disk("sda", minor(0)), "sda3", minor(3))
+    sysfs.disk("dm-0", NODE, part, uuid="LVM-cd")
+    assert found(sysfs) == Device("/dev/sda", "sda", "/x is on dm-0, on the disk sda")
+
+
+def test_two_partitions_of_one_disk_are_one_disk(sysfs: Sysfs) -> None:
+    sda = sysfs.disk("sda", minor(0))
+    parts = [sysfs.partition(sda, f"sda{i}", minor(i)) for i in (2, 3)]
+    sysfs.disk("dm-0", NODE, *parts)
+    assert found(sysfs).name == "sda"
+
+
+@pytest.mark.parametrize("name", ["md0", "dm-0"])
+def test_several_disks_are_none_unless_named(sysfs: Sysfs, name: str) -> None:
+    disks = [
+        sysfs.partition(sysfs.disk(f"sd{x}", minor(16 * i)), f"sd{x}1", minor(16 * i + 1))
+        for i, x in enumerate("ab")
+    ]
+    sysfs.disk(name, NODE, *disks)
+    none = found(sysfs)
+    assert (none.node, none.name) == (None, None)
+    assert "spans sda, sdb; set path under [device]" in none.reason
+    assert found(sysfs, named=True).node == f"/dev/{name}"
+
+
+@pytest.mark.parametrize("name", ["zram0", "ram1"])
+def test_memory_is_no_disk_unless_named(sysfs: Sysfs, name: str) -> None:
+    sysfs.disk(name, NODE)
+    none = found(sysfs)
+    assert none.node is None
+    assert "memory" in none.reason
+    assert "set path under [device]" in none.reason
+    assert found(sysfs, named=True).node == f"/dev/{name}"
+
+
+def test_a_slash_in_a_name_is_written_otherwise_in_sysfs(sysfs: Sysfs) -> None:
+    sysfs.disk("cciss!c0d0", NODE)
+    assert found(sysfs).node == "/dev/cciss/c0d0"
+
+
+def test_a_number_that_sysfs_does_not_know(sysfs: Sysfs) -> None:
+    none = found(sysfs)
+    assert none.node is None
+    assert "8:250" in none.reason
+
+
+def test_btrfs_on_one_device(sysfs: Sysfs) -> None:
+    sysfs.btrfs(sysfs.partition(sysfs.disk("sda", minor(0)), "sda2", minor(2)))
+    assert device.of_btrfs("/dev/sda2", "/x is on", sysfs.root).node == "/dev/sda"
+
+
+def test_btrfs_on_two_devices(sysfs: Sysfs) -> None:
+    sysfs.btrfs(*(sysfs.disk(name, minor(i)) for i, name in enumerate(("sda", "sdb"))))
+    none = device.of_btrfs("/dev/sdb", "/x is on", sysfs.root)
+    assert none.node is None
+    assert "sda, sdb" in none.reason
+
+
+def test_btrfs_from_a_source_that_is_no_node(sysfs: Sysfs) -> None:
+    sysfs.btrfs(sysfs.disk("sda", minor(0)))
+    assert device.of_btrfs("/dev/root", "/x is on", sysfs.root).node is None
+
+
+MOUNTINFO = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+227 27 0:40 / /a\040b rw shared:7 master:1 - overlay over\040lay rw,lowerdir=/l - x
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount_id", "expected", "why"),
+    [
+        ("22", ("proc", "proc"), "no optional field"),
+        ("27", ("ext4", "/dev/vda"), "one optional field, and an id that ends another's"),
+        ("227", ("overlay", "over lay"), "two optional fields, a space, and another dash"),
+        ("2", None, "an id is not a prefix"),
+    ],
+)
+def test_mountinfo(mount_id: str, expected: tuple[str, str] | None, why: str) -> None:
+    assert device.find_mount(mount_id, MOUNTINFO) == expected, why
+
+
+# -- on the machine itself
+
+
+def test_a_path_that_is_not_there_yet_is_on_its_parents_disk(tmp_path: Path) -> None:
+    here, later = device.resolve(tmp_path), device.resolve(tmp_path / "not" / "yet")
+    assert (later.node, later.name) == (here.node, here.name)
+
+
+def test_a_file_system_in_memory_has_no_disk() -> None:
+    none = device.resolve(Path("/proc/self"))
+    assert none.node is None
+    assert "/proc/self is on proc (" in none.reason
+
+
+def test_a_path_that_cannot_be_followed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "symbolic links" in device.resolve(tmp_path / "loop" / "x").reason
+
+
+def test_this_machines_disks_are_found_as_the_kernel_lists_them(tmp_path: Path) -> None:
+    here = device.resolve(tmp_path)
+    if here.name is None:
+        assert here.reason.startswith(f"{tmp_path} is on ")
+    else:
+        assert (Path("/sys/block") / here.name).exists()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    try:
+        os.mknod(tmp_path / "node", stat.S_IFBLK | 0o600, NODE)
+    except PermissionError:
+        pytest.skip("may not make device nodes here")
+    return tmp_path / "node"
+
+
+def test_none_switches_the_device_off(tmp_path: Path) -> None:
+    assert device.choose("none", tmp_path).node is None
+
+
+def test_auto_is_the_disk_under_the_state_folder(tmp_path: Path) -> None:
+    assert device.choose("auto", tmp_path / "state").name == device.resolve(tmp_path).name
+
+
+def test_a_named_node_is_its_disk(sysfs: Sysfs, node: Path, tmp_path: Path) -> None:
+    sysfs.partition(sysfs.disk("null", minor(0)), "null1", NODE)  # a name that is in every /dev
+    chosen = device.choose(str(node), tmp_path, sysfs.root)
+    assert chosen == Device("/dev/null", "null", f"{node} is the disk null")
+
+
+def test_a_named_array_is_taken_as_it_is(sysfs: Sysfs, node: Path, tmp_path: Path) -> None:
+    sysfs.disk("md0", NODE, sysfs.disk("sda", minor(0)), sysfs.disk("sdb", minor(16)))
+    assert device.choose(str(node), tmp_path, sysfs.root).name == "md0"
+
+
+def test_a_disk_without_a_node_here_gets_no_limits(sysfs: Sysfs, node: Path, tmp_path: Path) -> None:
+    sysfs.disk("nosuchdisk", NODE)
+    chosen = device.choose(str(node), tmp_path, sysfs.root)
+    assert (chosen.node, chosen.name) == (None, "nosuchdisk")
+    assert "there is no /dev/nosuchdisk here" in chosen.reason
+
+
+def test_a_named_path_that_is_not_there_is_not_its_parents_disk(tmp_path: Path) -> None:
+    chosen = device.choose(str(tmp_path / "mmcblk9"), tmp_path)
+    assert (chosen.node, chosen.name) == (None, None)
+    assert f"there is no {tmp_path / 'mmcblk9'}" in chosen.reason
