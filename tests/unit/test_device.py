@@ -209,7 +209,8 @@ def node(tmp_path: Path) -> Path:
 
 
 def test_none_switches_the_device_off(tmp_path: Path) -> None:
-    assert device.choose("none", tmp_path).node is None
+    off = device.choose("none", tmp_path)
+    assert (off.node, "switched off" in off.reason) == (None, True)
 
 
 def test_auto_is_the_disk_under_the_state_folder(tmp_path: Path) -> None:
