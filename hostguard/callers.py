@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from hostguard.model import Row
-from hostguard.runner import caller_alive
+from hostguard.spawner import exited
 
 AWAY_MS = 15_000  # after a restart of the guard, a caller has this long to come back
 
@@ -26,7 +26,12 @@ class Caller:
 
     def alive(self) -> bool:
         """Whether the process lives and is its uid's own."""
-        return caller_alive(self.pid, self.uid, self._pidfd)
+        if exited(self._pidfd):
+            return False
+        try:
+            return os.stat(f"/proc/{self.pid}").st_uid == self.uid
+        except OSError:
+            return False
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send an event to the process."""

@@ -190,9 +190,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)], format="%(message)s")
     try:
         paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
-        paths.TURNS.mkdir(mode=0o711, exist_ok=True)
         paths.RUNTIME.chmod(0o755)
-        paths.TURNS.chmod(0o711)  # a turn's stub opens its own files in there
+        paths.TURNS.mkdir(mode=0o700, exist_ok=True)
         paths.STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
         take_lock()
         asyncio.run(Daemon(journal).run())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hostguard.model import Delivery, LiveTurn
-from hostguard.turns import Stub
+from hostguard.spawner import Stub
 
 
 class Phase(StrEnum):
@@ -36,7 +36,6 @@ class Turn:
     max_turn: float | None = None
     stub: Stub | None = None
     pid: int | None = None  # of a `hostguard run` that waits to be moved into the scope
-    pidfd: int | None = None
     stopped: bool = False  # somebody asked for its end
     revoked: bool = False  # must not start after all: paused since it was admitted
     gone: bool = False  # the scope went while the start was still in flight

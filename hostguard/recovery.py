@@ -69,7 +69,7 @@ async def recover(manager: Manager) -> None:
 
 
 def _records() -> list[str]:
-    return [path.name for path in paths.TURNS.iterdir() if path.suffix != ".payload"]
+    return [path.name for path in paths.TURNS.iterdir()]
 
 
 async def _unmarked(manager: Manager, turn_id: str) -> Delivery | None:

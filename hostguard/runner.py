@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from hostguard import turns, units
 from hostguard.live import Live, Phase, Turn
 from hostguard.model import Delivery, Kind, Limits, LiveTurn, Mind
+from hostguard.spawner import Spawner, release
 from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
-SPAWNERS = 4  # threads that fork; more than a small host starts at once
 FOREIGN_CHECK_S = 10.0  # a foreign scope that failed stays loaded and sends no signal
 
 
@@ -37,13 +34,14 @@ class Runner:
         self.device: str | None = None  # block device node for per-device limits
         self._on_up = on_up
         self._on_over = on_over
-        self._spawners = ThreadPoolExecutor(SPAWNERS, "spawn")
+        self.spawner = Spawner()
         self._cgroup = turns.CGROUP_ROOT
         self._sweep: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Connect to systemd. Raises SystemdLost."""
+        """Connect to systemd and have processes ready. Raises SystemdLost, OSError."""
+        await self.spawner.start()
         await self.systemd.start()
         self._cgroup = turns.CGROUP_ROOT / (await self.systemd.control_group()).lstrip("/")
 
@@ -52,7 +50,7 @@ class Runner:
         if self._sweep is not None:
             self._sweep.cancel()
         await self.systemd.close()
-        self._spawners.shutdown(wait=False, cancel_futures=True)
+        self.spawner.close()
 
     def cgroup(self, unit: str, mind: str) -> Path:
         """The cgroup folder of a turn's scope."""
@@ -61,27 +59,31 @@ class Runner:
     # -- starting
 
     async def start_exec(self, turn: Turn, mind: Mind, delivery: Delivery, payload: bytes) -> bool:
-        """Bring the turn's scope up with its stub inside, and let the command run. False if it is over."""
+        """Bring the turn's scope up with a stub inside, and let the stub run the command.
+
+        False if nothing was run: the turn's end says why.
+        """
         assert turn.live.id is not None
-        cgroup = self.cgroup(turn.live.unit, mind.name)
         try:
-            turn.stub = await asyncio.get_running_loop().run_in_executor(
-                self._spawners, turns.spawn, mind, delivery, payload, turn.live.id, turn.held_ms, cgroup
-            )
-        except (OSError, ValueError) as error:
+            turns.begin_record(turn.live.id)
+            turn.stub = await self.spawner.take()
+        except OSError as error:
             self._over(turn, turns.Ending("not_started", f"cannot start a process: {error}", failed=True))
             return False
-        turn.pid = turn.stub.process.pid
+        turn.pid = turn.stub.pid
         if not await self._bring_up(turn, mind.limits):
             return False
         turn.phase = Phase.RUNNING
-        if turn.revoked:
-            turn.stub.dismiss()
-        else:
-            with suppress(BrokenPipeError):  # killed already: its end follows
-                turn.stub.release()
-        self._follow(turn)
-        return not turn.revoked
+        asyncio.get_running_loop().add_reader(turn.stub.pidfd, self._stub_ended, turn)
+        cgroup = self.cgroup(turn.live.unit, mind.name)
+        if not turn.revoked:
+            try:
+                release(turn.stub, mind, delivery, payload, turn.live.id, turn.held_ms, cgroup)
+                return True
+            except OSError as error:
+                log.warning("%s is not let run: %s", turn.live.unit, error)
+        turn.stub.dismiss()  # its end follows: a turn that never ran
+        return False
 
     async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
         """Bring the turn's scope up around a waiting `hostguard run`. False if it is over."""
@@ -118,28 +120,19 @@ class Runner:
     def _dismiss(self, turn: Turn) -> None:
         if turn.stub is not None:
             turn.stub.dismiss()
-            # It leaves within milliseconds; a thread, since nothing here may wait for it.
-            self._spawners.submit(turn.stub.process.wait)
-
-    def _follow(self, turn: Turn) -> None:
-        assert turn.pid is not None
-        turn.pidfd = os.pidfd_open(turn.pid)
-        asyncio.get_running_loop().add_reader(turn.pidfd, self._stub_ended, turn)
 
     def _stub_ended(self, turn: Turn) -> None:
-        assert turn.stub is not None
         self._unfollow(turn)
-        turn.stub.process.wait()
         if turns.populated(self.cgroup(turn.live.unit, turn.live.mind)):
             turn.phase = Phase.LINGERING
         else:
             self._over(turn, self.ending_of(turn))
 
     def _unfollow(self, turn: Turn) -> None:
-        if turn.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(turn.pidfd)
-            os.close(turn.pidfd)
-            turn.pidfd = None
+        if turn.stub is not None:
+            asyncio.get_running_loop().remove_reader(turn.stub.pidfd)
+            turn.stub.close()
+            turn.stub = None
 
     # -- ending
 
@@ -207,8 +200,6 @@ class Runner:
         if turn.phase is Phase.STARTING:
             turn.gone = True
             return
-        if turn.stub is not None:
-            self._spawners.submit(turn.stub.process.wait)
         self._over(turn, self.ending_of(turn))
 
     def scope_job(self, unit: str) -> None:
@@ -231,15 +222,3 @@ class Runner:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def caller_alive(pid: int, uid: int, pidfd: int) -> bool:
-    """Whether the process that `pidfd` was opened for still lives and is the uid's own."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    if poller.poll(0):
-        return False
-    try:
-        return os.stat(f"/proc/{pid}").st_uid == uid
-    except OSError:
-        return False

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostguard import journal, paths
+from hostguard import paths
 from hostguard.model import Delivery, Mind
-from hostguard.units import turn_unit
 
-STUB = Path(__file__).with_name("turn-stub.sh")
 CGROUP_ROOT = (
     Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
 
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
 BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
@@ -45,57 +43,8 @@ def backoff(attempts: int) -> int:
 # -- start
 
 
-@dataclass
-class Stub:
-    """A process that waits, outside any scope of ours, for the word to run the command."""
-
-    process: subprocess.Popen[bytes]
-
-    def release(self) -> None:
-        """Let the command run. Raises BrokenPipeError if the stub is gone."""
-        assert self.process.stdin is not None
-        os.write(self.process.stdin.fileno(), b"go\n")
-        self.process.stdin.close()
-
-    def dismiss(self) -> None:
-        """Make the stub leave without running anything."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-def spawn(mind: Mind, delivery: Delivery, payload: bytes, turn: str, held_ms: int, cgroup: Path) -> Stub:
-    """Write the turn's files and start its stub. Blocks: call it in a thread. Raises OSError."""
-    record, body = record_path(turn), payload_path(turn)
-    for path, content in ((record, b""), (body, payload)):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(content)
-            os.fchown(fd, mind.uid, mind.gid)
-    output = journal.stream(mind.name, turn_unit(mind.name, turn))
-    try:
-        return Stub(
-            subprocess.Popen(
-                ["/bin/sh", str(STUB), str(record), str(body), mind.directory, str(cgroup), *mind.command],
-                stdin=subprocess.PIPE,
-                # The guard's own stream serves as well: journald goes by the process that writes.
-                stdout=sys.stderr.fileno() if output is None else output.fileno(),
-                stderr=subprocess.STDOUT,
-                env=_environment(mind, delivery, turn, held_ms),
-                cwd="/",
-                start_new_session=True,
-                # Also for root: without them Python uses vfork and keeps the GIL until the exec is
-                # through, which on a stalled disk is for ever.
-                user=mind.uid,
-                group=mind.gid,
-                extra_groups=list(mind.groups),
-            )
-        )
-    finally:
-        if output is not None:
-            output.close()
-
-
-def _environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
+def environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
+    """The environment of an exec mind's command, documented in hostguard.toml(5)."""
     return {
         "PATH": PATH,
         "LANG": "C.UTF-8",
@@ -123,24 +72,24 @@ def record_path(turn: str) -> Path:
     return paths.TURNS / turn
 
 
-def payload_path(turn: str) -> Path:
-    """The turn's stdin."""
-    return paths.TURNS / f"{turn}.payload"
+def begin_record(turn: str) -> None:
+    """Make the empty record of a turn that is about to start. Raises OSError."""
+    os.close(os.open(record_path(turn), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
 
 
 def forget(turn: str) -> None:
-    """Remove the turn's files, once its end is in the database."""
+    """Remove the turn's record, once its end is in the database."""
     record_path(turn).unlink(missing_ok=True)
-    payload_path(turn).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a turn's stub wrote. `released`: the command may have run. `exit`: the shell's status."""
+    """What a turn's stub wrote. `released`: the command may have run. At its end: `exit` or `signal`."""
 
     released: bool = False
     not_started: str | None = None
     exit: int | None = None
+    signal: int | None = None
     account: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -155,8 +104,8 @@ def read_record(turn: str) -> Record | None:
 
 def parse_record(text: str) -> Record:
     """Read a record, which the mind's user could have written to: what makes no sense is left out."""
-    released, not_started, status = False, None, None
-    account: dict[str, int] = {}
+    released, not_started = False, None
+    numbers: dict[str, int] = {}
     for line in text[:4096].splitlines():
         key, _, value = line.partition(" ")
         if key == "started":
@@ -164,11 +113,9 @@ def parse_record(text: str) -> Record:
         elif key == "not_started":
             not_started = value
         elif value.isdecimal() and len(value) < 20:
-            if key == "exit":
-                status = int(value)
-            elif key in ("cpu_usec", "memory_peak", "read_bytes", "write_bytes"):
-                account[key] = int(value)
-    return Record(released, not_started, status, account)
+            numbers[key] = int(value)
+    account = {key: numbers[key] for key in ACCOUNT if key in numbers}
+    return Record(released, not_started, numbers.get("exit"), numbers.get("signal"), account)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +124,7 @@ class Ending:
 
     outcome: str  # exited, stopped, timeout, killed, not_started, dismissed
     reason: str
-    exit: int | None = None
+    exit: int | None = None  # the command's status; 128 + n if signal n ended it, as shells say it
     failed: bool = False
     back: bool = False  # never ran: back to its place in the queue, no attempt counted
 
@@ -194,28 +141,27 @@ def ending(record: Record | None, stopped: bool, ran_s: float, max_turn: float |
         return Ending("not_started", record.not_started, failed=True)
     if not record.released:
         return Ending("dismissed", "the guard stopped before the command was let run", back=True)
-    status = record.exit
-    name = _signal_name(status)
+    number = record.signal
+    status = 128 + number if number is not None else record.exit
     if stopped:
         return Ending("stopped", "was asked to stop", status)
-    if max_turn is not None and ran_s >= max_turn and (status is None or name in ("SIGTERM", "SIGKILL")):
+    overdue = max_turn is not None and ran_s >= max_turn
+    if overdue and (status is None or number in (signal.SIGTERM, signal.SIGKILL)):
         return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", status)
     if status is None:
         return Ending("killed", "all its processes were killed", failed=True)
-    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        return Ending("stopped", f"ended by {name}", status)
-    if name is not None:
-        return Ending("killed", f"died of {name}", status, failed=True)
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return Ending("stopped", f"ended by {_name(number)}", status)
+    if number is not None:
+        return Ending("killed", f"died of {_name(number)}", status, failed=True)
     return Ending("exited", f"exit status {status}", status)
 
 
-def _signal_name(status: int | None) -> str | None:
-    if status is None or status <= 128:
-        return None
+def _name(number: int) -> str:
     try:
-        return signal.Signals(status - 128).name
+        return signal.Signals(number).name
     except ValueError:
-        return None
+        return f"signal {number}"
 
 
 def result(end: Ending, record: Record | None, run_ms: int, held_ms: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hostguard import __version__
+from hostguard import __version__, turns
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager, now_ms
 from hostguard.model import Delivery, Hold, Reason, State
@@ -17,9 +17,9 @@ Json = dict[str, Any]
 def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> Json:
     """One row; `hold` says why it waits, `state` is in_turn once its scope is up."""
     state: str = row.state
-    live = manager.runner.live.by_id(row.turn) if row.turn is not None else None
-    if live is not None and row.state is State.DELIVERING and live.phase is not Phase.STARTING:
-        state = "in_turn"
+    live = manager.runner.live.by_id(turns.turn_id(row.id, row.attempts))
+    if live is not None and not row.state.final:
+        state = "delivering" if live.phase is Phase.STARTING else "in_turn"
     view: Json = {
         "id": row.id,
         "mind": row.mind,
@@ -37,7 +37,7 @@ def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> J
         "started_at": row.started_at or None,
         "ended_at": row.ended_at or None,
         "result": dict(row.result),
-        "hold": _hold(manager, row),
+        "hold": _hold(manager, row) if live is None else None,
     }
     if payload is not None:
         view["payload"] = json.loads(payload)
@@ -48,7 +48,7 @@ def _hold(manager: Manager, row: Delivery) -> Json | None:
     if row.state is not State.QUEUED:
         return None
     hold = manager.verdict(row.row)
-    if hold is None:
+    if hold is None or hold.reason is Reason.NOT_DUE:
         return None
     return {"reason": hold.reason, "blocker": hold.blocker, "since": max(row.created_at, row.not_before)}
 

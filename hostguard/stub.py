@@ -1,0 +1,117 @@
+"""The process in which a turn of an exec mind begins. Runs apart from hostguard, without its modules.
+
+A fork server, started with the guard, keeps stubs ready: forking it takes a fraction of what forking the
+guard would, and nothing of it happens on the guard's event loop. A stub waits until its scope is up; the
+guard's word is one message with four descriptors: what to run, its stdin, the exit record, its output.
+Then it becomes the mind's user, runs the command, and records how it ended, whether or not the guard
+still lives. If the guard dies before the word, the stub leaves without having run anything.
+The record's format is read by turns.parse_record.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a stub for each descriptor that comes over `control`; return when the guard is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the stubs
+    gc.freeze()
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            return
+        channel = socket.socket(fileno=fds[0])
+        if os.fork() == 0:
+            control.close()
+            stub(channel)
+        channel.close()
+
+
+def stub(channel: socket.socket) -> NoReturn:
+    """Tell the guard our pid, wait for its word, run the turn."""
+    try:
+        os.setsid()
+        channel.send(str(os.getpid()).encode())
+        word, fds, _, _ = socket.recv_fds(channel, 1, 4)
+        if word and len(fds) == 4:
+            channel.close()
+            run(*fds)
+    finally:
+        os._exit(0)
+
+
+def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
+    """Run the command of the spec, as its user, and write the record."""
+    with open(spec_fd, "rb") as file:
+        spec = json.load(file)
+    try:
+        _become(spec)
+        os.write(record, b"started\n")
+        pid = os.posix_spawn(
+            spec["argv"][0],
+            spec["argv"],
+            spec["env"],
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)]
+            + [(os.POSIX_SPAWN_DUP2, output, fd) for fd in (1, 2)],
+            setsigdef=DEFAULTS,
+            setsigmask=(),
+        )
+    except OSError as error:
+        where = spec["cwd"] if error.filename == spec["cwd"] else spec["argv"][0]
+        os.write(record, f"not_started {where}: {error.strerror}\n".encode())
+        return
+    for fd in (stdin, output):
+        os.close(fd)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # outlive them, to record how the command took them
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    text = f"signal {-code}\n" if code < 0 else f"exit {code}\n"
+    os.write(record, (text + account(spec["cgroup"])).encode())
+
+
+def _become(spec: dict[str, Any]) -> None:
+    # The guard's protection from the out-of-memory killer is not for the minds.
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    os.umask(0o022)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setgroups(spec["groups"])
+    os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+    os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+    os.chdir(spec["cwd"])
+
+
+def account(cgroup: str) -> str:
+    """CPU in µs and memory in bytes of the scope, bytes that went to and came from storage."""
+    lines = []
+    # What a child read and wrote is added to its parent's own account when it is reaped.
+    for path, keys in (
+        (f"{cgroup}/cpu.stat", {"usage_usec": "cpu_usec"}),
+        ("/proc/self/io", {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
+    ):
+        try:
+            with open(path) as file:
+                pairs = [line.split() for line in file]
+        except OSError:
+            continue
+        lines += [f"{keys[pair[0]]} {pair[1]}\n" for pair in pairs if pair[0] in keys]
+    try:
+        with open(f"{cgroup}/memory.peak") as file:
+            lines.append(f"memory_peak {file.read()}")
+    except OSError:
+        pass
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
