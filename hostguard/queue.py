@@ -250,6 +250,7 @@ def _open(path: Path) -> sqlite3.Connection:
                 raise sqlite3.DatabaseError(f"malformed: {found}")
             suspect_mark(path).unlink(missing_ok=True)
         migrate(db, path)
+        db.execute("PRAGMA journal_mode=WAL")
     except BaseException:
         db.close()
         raise
@@ -259,7 +260,6 @@ def _open(path: Path) -> sqlite3.Connection:
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives -wal the same mode
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
-    db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA temp_store=MEMORY")
     db.execute(f"PRAGMA journal_size_limit={4 << 20}")
     return db

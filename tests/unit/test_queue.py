@@ -1,0 +1,365 @@
+"""The queue on a real file: durability of the answer, group commit, refusals, damage, schema."""
+
+import asyncio
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from hostguard import deliveries
+from hostguard.deliveries import KeyReused, New, WrongState
+from hostguard.model import Kind, State
+from hostguard.queue import Queue, SchemaTooNew, Unavailable, migrate
+
+
+def message(*minds, key=None, body=b'{"content":"x"}', session="main", **more):
+    return New(minds or ("x",), session, body, 1000, key=key, **more)
+
+
+def on_queue(path, work):
+    """Run `await work(queue)` on an open queue."""
+
+    async def main():
+        queue = Queue(path / "queue.db")
+        await queue.open()
+        try:
+            return await work(queue)
+        finally:
+            await queue.close()
+
+    return asyncio.run(main())
+
+
+def put(queue, new):
+    return queue.write(lambda db: deliveries.enqueue(db, new))
+
+
+def commits(queue):
+    """WAL frames that end a transaction, from the file itself: one per commit."""
+    with open(f"{queue.path}-wal", "rb") as wal:
+        data = wal.read()
+    size = 24 + 4096
+    return sum(data[at + 4 : at + 8] != b"\0\0\0\0" for at in range(32, len(data) - size + 1, size))
+
+
+def test_rows_come_back_as_they_were_given(tmp_path):
+    async def work(queue):
+        new = message("a", "b", key="k", sender="s", channel="#c", not_before=5, expires_at=9)
+        rows, created = await put(queue, new)
+        assert created
+        assert [(r.id, r.mind, r.state, r.sender, r.channel) for r in rows] == [
+            (1, "a", State.QUEUED, "s", "#c"),
+            (2, "b", State.QUEUED, "s", "#c"),
+        ]
+        assert await queue.read(lambda db: deliveries.get(db, 2)) == rows[1]
+        assert await queue.read(lambda db: deliveries.with_payload(db, 2)) == (rows[1], new.payload)
+
+    on_queue(tmp_path, work)
+
+
+def test_rows_and_ids_survive(tmp_path):
+    async def first(queue):
+        await put(queue, message("a", "b"))
+
+    async def second(queue):
+        assert [r.mind for r in await queue.read(lambda db: list(deliveries.queued(db)))] == ["a", "b"]
+        rows, _ = await put(queue, message("c"))
+        assert rows[0].id == 3
+
+    on_queue(tmp_path, first)
+    on_queue(tmp_path, second)
+
+
+def test_many_callers_share_commits(tmp_path):
+    async def work(queue):
+        gate, begun = threading.Event(), threading.Event()
+        held = queue.submit(lambda db: (begun.set(), gate.wait(10)))
+        await asyncio.to_thread(begun.wait, 10)
+        waiting = [queue.submit(lambda db, i=i: deliveries.enqueue(db, message(f"m{i}"))) for i in range(32)]
+        gate.set()
+        await held.future
+        await asyncio.gather(*(write.future for write in waiting))
+        assert commits(queue) == 1
+
+    on_queue(tmp_path, work)
+
+
+def test_a_refusal_spares_the_others_of_its_batch(tmp_path):
+    async def work(queue):
+        await put(queue, message(key="k"))
+        results = await asyncio.gather(
+            put(queue, message(key="k", body=b'{"content":"other"}')), put(queue, message("y")),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert isinstance(results[0], KeyReused)
+        assert results[1][0][0].mind == "y"
+
+    on_queue(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("again", "outcome"),
+    [
+        (message("x", "y", key="k"), [1, 2]),  # the same message: the rows of then
+        (message("x", key="k"), [1]),  # the channel has fewer minds by now
+        (message("z", key="k"), [3]),  # a key is of one mind
+        (message("x", "y", key="k", session="s"), KeyReused),
+        (message("x", "y", key="k", body=b'{"content":"z"}'), KeyReused),
+    ],
+)
+def test_idempotency_key(tmp_path, again, outcome):
+    async def work(queue):
+        await put(queue, message("x", "y", key="k"))
+        if outcome is KeyReused:
+            with pytest.raises(KeyReused):
+                await put(queue, again)
+        else:
+            rows, _ = await put(queue, again)
+            assert [row.id for row in rows] == outcome
+
+    on_queue(tmp_path, work)
+
+
+def test_a_waiting_write_can_be_withdrawn_and_a_taken_one_not(tmp_path):
+    async def work(queue):
+        gate, begun = threading.Event(), threading.Event()
+        taken = queue.submit(lambda db: (begun.set(), gate.wait(10)))
+        await asyncio.to_thread(begun.wait, 10)
+        waiting = queue.submit(lambda db: deliveries.enqueue(db, message()))
+        assert queue.withdraw(waiting)
+        assert not queue.withdraw(taken)
+        gate.set()
+        await taken.future
+        assert await queue.read(deliveries.last_id) == 0
+
+    on_queue(tmp_path, work)
+
+
+def test_late_and_foreign_ends_change_nothing(tmp_path):
+    async def work(queue):
+        await put(queue, message())
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", 5))
+        for end in (
+            lambda db: deliveries.finish(db, 1, "1.1", State.DONE, 0, 9, {}),
+            lambda db: deliveries.give_back(db, 1, "1.1", 1, 0, {}),
+        ):
+            assert await queue.write(end) is False
+        assert (await queue.read(lambda db: deliveries.get(db, 1))).state is State.DELIVERING
+        assert await queue.write(lambda db: deliveries.finish(db, 1, "1", State.DONE, 0, 9, {"exit": 0}))
+        assert not await queue.write(lambda db: deliveries.finish(db, 1, "1", State.DEAD, 9, 9, {}))
+        row = await queue.read(lambda db: deliveries.get(db, 1))
+        assert (row.state, row.attempts, row.result) == (State.DONE, 0, {"exit": 0})
+
+    on_queue(tmp_path, work)
+
+
+def test_retry_takes_ended_rows_only(tmp_path):
+    async def work(queue):
+        await put(queue, message())
+        with pytest.raises(WrongState):
+            await queue.write(lambda db: deliveries.retry(db, 1, 5))
+        with pytest.raises(WrongState):
+            await queue.write(lambda db: deliveries.retry(db, 77, 5))
+        assert await queue.write(lambda db: deliveries.close(db, [1], State.CANCELLED, 5, "x")) == [1]
+        assert (await queue.write(lambda db: deliveries.retry(db, 1, 7))).state is State.QUEUED
+
+    on_queue(tmp_path, work)
+
+
+def test_history_is_trimmed_but_not_dead_letters_nor_shared_payloads(tmp_path):
+    def end(db):
+        for id_, state in ((1, "done"), (2, "dead"), (3, "done"), (4, "done")):
+            db.execute("UPDATE deliveries SET state = ? WHERE id = ?", (state, id_))
+
+    async def work(queue):
+        await put(queue, message("a", "b"))
+        for mind in ("c", "d", "e"):
+            await put(queue, message(mind))
+        await queue.write(end)
+        assert await queue.write(lambda db: deliveries.trim(db, 1)) == 2
+        left = await queue.read(lambda db: db.execute("SELECT id, payload FROM deliveries").fetchall())
+        assert left == [(2, 1), (4, 4), (5, 5)]
+        bodies = await queue.read(lambda db: db.execute("SELECT id FROM payloads ORDER BY id").fetchall())
+        assert bodies == [(1,), (4,), (5,)]
+        rows, _ = await put(queue, message("f"))
+        assert rows[0].id == 6
+
+    on_queue(tmp_path, work)
+
+
+def test_files_are_private(tmp_path):
+    async def work(queue):
+        await put(queue, message())
+        assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+            name: 0o600 for name in ("queue.db", "queue.db-wal", "queue.db-shm")
+        }
+
+    on_queue(tmp_path, work)
+
+
+def test_what_was_told_survives_kill_9(tmp_path):
+    """A child enqueues and prints each id once told; it is killed in the middle."""
+    script = textwrap.dedent("""
+        import asyncio, pathlib, sys
+        from hostguard import deliveries
+        from hostguard.queue import Queue
+        async def main():
+            queue = Queue(pathlib.Path(sys.argv[1]) / "queue.db"); await queue.open()
+            async def one():
+                while True:
+                    new = deliveries.New(("x",), "main", b"{}", 1)
+                    rows, _ = await queue.write(lambda db: deliveries.enqueue(db, new))
+                    print(rows[0].id, flush=True)
+            await asyncio.gather(*(one() for _ in range(8)))
+        asyncio.run(main())
+    """)
+    child = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    told = [int(child.stdout.readline()) for _ in range(200)]
+    child.kill()
+    told += [int(line) for line in child.stdout.read().split("\n")[:-1]]
+    child.wait()
+    child.stdout.close()
+
+    async def work(queue):
+        rows = await queue.read(lambda db: {row.id for row in deliveries.queued(db)})
+        assert set(told) <= rows
+
+    on_queue(tmp_path, work)
+
+
+def damage(path):
+    """Spoil the pages behind the header, as a bad card does."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+
+
+def test_a_damaged_file_is_kept_aside_and_said(tmp_path):
+    async def fill(queue):
+        for i in range(50):
+            await put(queue, message(f"m{i}"))
+
+    async def look(queue):
+        assert "damaged" in queue.notice
+        kept = [path for path in tmp_path.iterdir() if ".damaged-" in path.name]
+        assert any(str(path) in queue.notice for path in kept)
+        assert await queue.read(deliveries.last_id) == 0
+        await put(queue, message())
+
+    async def again(queue):
+        assert queue.notice is None
+        assert await queue.read(deliveries.last_id) == 1
+
+    on_queue(tmp_path, fill)
+    damage(tmp_path / "queue.db")
+    on_queue(tmp_path, look)
+    on_queue(tmp_path, again)
+
+
+def test_not_a_database_is_kept_aside(tmp_path):
+    (tmp_path / "queue.db").write_bytes(b"my shopping list" * 1000)
+
+    async def look(queue):
+        assert "kept as" in queue.notice
+
+    on_queue(tmp_path, look)
+    assert any(path.read_bytes().startswith(b"my shopping") for path in tmp_path.glob("*.damaged-*"))
+
+
+def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+
+        def read(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await queue.read(read)
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+        assert (tmp_path / "queue.db.suspect").exists()
+
+    async def fine(queue):
+        assert queue.notice is None
+        assert not (tmp_path / "queue.db.suspect").exists()
+
+    on_queue(tmp_path, work)
+    on_queue(tmp_path, fine)
+
+
+def _corrupt():
+    try:
+        db = sqlite3.connect("/etc/passwd")
+        db.execute("SELECT * FROM sqlite_master")
+    except sqlite3.DatabaseError as error:
+        return error
+    raise AssertionError
+
+
+def test_a_full_disk_refuses_and_recovers(tmp_path):
+    """RLIMIT_FSIZE makes the write itself fail, as a full disk does."""
+
+    async def work(queue):
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        kept = queue.submit(lambda db: deliveries.enqueue(db, message("kept")), keep=True)
+        with pytest.raises(Unavailable):
+            await put(queue, message(body=b"x" * 100_000))
+        assert not kept.future.done()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        rows, _ = await asyncio.wait_for(kept.future, 10)
+        assert (rows[0].mind, rows[0].id) == ("kept", 2)
+
+    on_queue(tmp_path, work)
+
+
+def test_a_newer_schema_is_left_alone(tmp_path):
+    db = sqlite3.connect(tmp_path / "queue.db")
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    before = (tmp_path / "queue.db").read_bytes()
+
+    async def work(queue):
+        raise AssertionError
+
+    with pytest.raises(SchemaTooNew, match="schema 99"):
+        on_queue(tmp_path, work)
+    assert (tmp_path / "queue.db").read_bytes() == before
+
+
+def test_migration_is_one_transaction_and_runs_once(tmp_path):
+    db = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
+    migrate(db, tmp_path / "q.db")
+    assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    migrate(db, tmp_path / "q.db")
+    db.execute("PRAGMA user_version=0")
+    with pytest.raises(sqlite3.OperationalError, match="already exists"):
+        migrate(db, tmp_path / "q.db")
+    db.close()
+
+
+def test_the_event_loop_never_touches_the_file(tmp_path):
+    async def work(queue):
+        threads = set()
+        await queue.write(lambda db: threads.add(threading.current_thread().name))
+        await queue.read(lambda db: threads.add(threading.current_thread().name))
+        assert all(name.startswith("queue-") for name in threads)
+        assert len(threads) == 2
+
+    on_queue(tmp_path, work)
+
+
+def test_kinds_are_kept(tmp_path):
+    async def work(queue):
+        await put(queue, message(kind=Kind.RUN))
+        assert next(iter(await queue.read(lambda db: list(deliveries.queued(db))))).kind is Kind.RUN
+
+    on_queue(tmp_path, work)
