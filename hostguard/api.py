@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hostguard import control, deliveries, intake, views
+from hostguard.accept import Acceptor
 from hostguard.callers import Caller
 from hostguard.config import ConfigError, as_dict
 from hostguard.events import BEHIND_MAX
@@ -83,14 +84,15 @@ class Api:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self.manager: Manager = daemon.manager
+        self.acceptor = Acceptor(daemon.manager)
 
     async def send(self, request: Request) -> Response:
         """POST /v1/deliveries."""
         body = await self._body(request)
         new = intake.message(body, self.manager.policy.config, now_ms())
-        rows, full, created = await self.manager.send(new)
-        shown = {"deliveries": [views.delivery(self.manager, row) for row in rows], "refused": full}
-        return JSONResponse(shown, 201 if created else 200)
+        accepted = await self.acceptor.send(new)
+        rows = [views.delivery(self.manager, row) for row in accepted.rows]
+        return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 
     async def list_deliveries(self, request: Request) -> Response:
         """GET /v1/deliveries."""
@@ -115,13 +117,10 @@ class Api:
         row = await control.delivery(self.manager, id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
-            waiter = asyncio.ensure_future(self.manager.wait_final(id_, min(_seconds(wait), WAIT_MAX_S)))
-            await asyncio.sleep(0)  # registered: an end from here on is not missed
-            row = await control.delivery(self.manager, id_)
-            if row.state.final:
-                waiter.cancel()
-            else:
-                await waiter
+            with self.manager.waiters.waiter(id_) as final:
+                # Again, now that an end is not missed any more.
+                if not (await control.delivery(self.manager, id_)).state.final:
+                    await asyncio.wait([final], timeout=min(_seconds(wait), WAIT_MAX_S))
         found = await control.read(self.manager, lambda db: deliveries.with_payload(db, id_))
         if found is None:
             raise unknown("delivery", id_, "it was dropped from the history")
@@ -239,12 +238,14 @@ class Api:
             caller = Caller(pid, uid)
         except OSError as error:
             raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
-        # Attached before the row can be offered: its turn may come at once.
-        rows, _, created = await self.manager.send(new, caller)
-        row = rows[0]
-        if not created and not self.manager.reattach(row, caller):
+        try:
+            accepted = await self.acceptor.send(new, caller)
+            row = accepted.rows[0]
+            if not accepted.created:
+                self.acceptor.reattach(row, caller)
+        except BaseException:
             caller.close()
-            raise conflict(f"{row.id} is {row.state} already")
+            raise
         return StreamingResponse(self._wait_turn(row.id, caller), media_type="application/x-ndjson")
 
     async def _wait_turn(self, id_: int, caller: Caller) -> AsyncIterator[str]:
@@ -256,7 +257,7 @@ class Api:
                     return
         finally:
             caller.close()
-            self.manager.caller_left(id_, caller)
+            self.acceptor.caller_left(id_, caller)
 
     async def _body(self, request: Request, optional: bool = False) -> Any:
         # A body of ASCII escapes can have six bytes for one.

@@ -101,7 +101,7 @@ async def cancel(manager: Manager, id_: int) -> Delivery:
         raise conflict(f"{id_} is {row.state} already")
     if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
         raise conflict(f"{id_} is being started: hostguard turns")
-    await manager.close_row(id_, row.mind, row.session, State.CANCELLED, "cancelled by request")
+    await manager.close_row(row.row, State.CANCELLED, "cancelled by request")
     return await delivery(manager, id_)
 
 

@@ -214,6 +214,12 @@ def close(db: sqlite3.Connection, ids: Sequence[int], state: State, now: int, te
     ]
 
 
+def forget(db: sqlite3.Connection, ids: Sequence[int]) -> None:
+    """Drop one message's rows that nobody was told of."""
+    db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_ in ids])
+    db.execute("DELETE FROM payloads WHERE id = ?", (ids[0],))
+
+
 def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
     """Queue a final row again, due now, attempts from 0. Raises WrongState."""
     row = get(db, id_)

@@ -11,14 +11,12 @@ import heapq
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from hostguard import deliveries, turns
 from hostguard.backlog import Backlog
-from hostguard.callers import Caller, Callers
-from hostguard.deliveries import New
+from hostguard.callers import Callers
 from hostguard.events import Event, Events
 from hostguard.gate import decide
 from hostguard.live import Phase, Turn
@@ -36,14 +34,14 @@ from hostguard.model import (
     State,
 )
 from hostguard.policy import Policy
-from hostguard.problems import Problem, queue_full, unavailable
+from hostguard.problems import Problem
 from hostguard.queue import Queue, Unavailable
 from hostguard.runner import Runner
 from hostguard.units import turn_unit
+from hostguard.waiters import Waiters
 
 log = logging.getLogger(__name__)
 
-ENQUEUE_S = 20.0  # a caller waits this long for the card, then hears 503
 TRIM_EVERY = 100  # ended rows between two looks at the history
 READ_AGAIN_MS = 1_000  # a row that could not be read is tried again after this
 # The wall clock may jump (a Pi has no clock of its own): a timer for a wall time looks again this often.
@@ -81,59 +79,14 @@ class Manager:
         self.closing = False
         self._on_change = on_change
         self._fresh: list[Row] = []  # queued since the last pump: are they held?
-        self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
         self._attempts: dict[int, int] = {}  # of queued rows that failed before
         self._expiries: list[tuple[int, int, str, str]] = []
-        self._waiters: dict[int, set[asyncio.Future[None]]] = {}
+        self.waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._ended = 0
 
-    # -- accepting
-
-    async def send(self, new: New, caller: Caller | None = None) -> tuple[list[Delivery], list[str], bool]:
-        """Store a message durably, then let it start or wait. `caller` waits for the row of a new run.
-
-        Returns (rows, minds whose queue is full, False if the key was known). Raises Problem: nothing
-        was stored.
-        """
-        task = asyncio.create_task(self._send(new, caller))
-        self._keep(task)
-        return await asyncio.shield(task)
-
-    async def _send(self, new: New, caller: Caller | None) -> tuple[list[Delivery], list[str], bool]:
-        most = self.policy.config.rows_per_mind
-        full = [m for m in new.minds if self.backlog.total(m) + self._pending[m] >= most]
-        minds = [mind for mind in new.minds if mind not in full]
-        if not minds:
-            raise queue_full(f"the queue of {', '.join(full)} has its {most} rows (limits.rows_per_mind)")
-        wanted = New(**{**{f: getattr(new, f) for f in New.__slots__}, "minds": minds})
-        self._pending.update(minds)
-        write = self.queue.submit(lambda db: deliveries.enqueue(db, wanted))
-        try:
-            rows, created = await asyncio.wait_for(asyncio.shield(write.future), ENQUEUE_S)
-        except TimeoutError:
-            if not self.queue.withdraw(write):
-                write.future.add_done_callback(self._too_late)
-            raise unavailable("the device does not take writes; nothing was accepted, try again") from None
-        except Unavailable as error:
-            raise unavailable(f"the queue does not take writes: {error}") from error
-        finally:
-            self._pending.subtract(minds)
-        if created:
-            if caller is not None:
-                self.callers.attach(rows[0].row, caller)
-            self.admit(rows)
-        return rows, full, created
-
-    def _too_late(self, future: asyncio.Future[tuple[list[Delivery], bool]]) -> None:
-        if future.cancelled() or future.exception() is not None:
-            return
-        rows, created = future.result()
-        if created:
-            ids = [row.id for row in rows]
-            text = "accepted too late: its sender had been told 503"
-            self.write(lambda db: deliveries.close(db, ids, State.CANCELLED, now_ms(), text))
+    # -- the gate
 
     def admit(self, rows: list[Delivery]) -> None:
         """Take stored rows into the backlog and offer them to the gate."""
@@ -148,27 +101,6 @@ class Manager:
                 delivery=row.id, channel=row.channel,
             )  # fmt: skip
         self.pump()
-
-    def reattach(self, row: Delivery, caller: Caller) -> bool:
-        """A `hostguard run` came back after a restart of the guard. False if its row has ended."""
-        parked = self.callers.unpark(row.id)
-        if row.state is not State.QUEUED or self.callers.waits(row.id):
-            return False
-        self.callers.attach(row.row, caller)
-        if parked is not None:
-            self._requeue(parked)
-        self.pump()
-        return True
-
-    def caller_left(self, id_: int, caller: Caller) -> None:
-        """The connection of a `hostguard run` closed; if it still waited, its row ends."""
-        if self.closing:
-            return  # we closed it: the caller comes back to the next guard
-        row = self.callers.detach(id_, caller)
-        if row is not None and self.backlog.remove(id_, row.mind, row.session):
-            self.close_row(id_, row.mind, row.session, State.CANCELLED, "its `hostguard run` went away")
-
-    # -- the gate
 
     def view(self, mind: str) -> MindView:
         """What the gate sees of a mind."""
@@ -260,14 +192,14 @@ class Manager:
         unit = turn_unit(row.mind, turn_id)
         turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id), now, Phase.STARTING)
         self.runner.live.add(turn)
-        self._keep(asyncio.create_task(self._start(turn, row)))
+        self.keep(asyncio.create_task(self._start(turn, row)))
 
     async def _start(self, turn: Turn, row: Row) -> None:
         try:
             found = await self.queue.read(lambda db: deliveries.with_payload(db, row.id))
         except Unavailable as error:
             log.warning("cannot read row %d: %s", row.id, error)
-            self._requeue(Row(row.id, row.mind, row.session, now_ms() + READ_AGAIN_MS, row.kind))
+            self.requeue(Row(row.id, row.mind, row.session, now_ms() + READ_AGAIN_MS, row.kind))
             self.runner.give_up(turn, "the queue cannot be read")
             return
         mind = self.policy.config.minds.get(row.mind)
@@ -337,7 +269,7 @@ class Manager:
                 lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
             )
             self._attempts[row.id] = attempts
-            self._requeue(Row(row.id, row.mind, row.session, not_before, row.kind))
+            self.requeue(Row(row.id, row.mind, row.session, not_before, row.kind))
             if ending.failed:
                 wait = (not_before - now) // 1000
                 text = (
@@ -360,11 +292,12 @@ class Manager:
         def stored(_: object) -> None:
             turns.forget(turn_id)
             if not again:
-                self.tell_final(row.id)
+                self.waiters.tell(row.id)
 
         write.add_done_callback(stored)
 
-    def _requeue(self, row: Row) -> None:
+    def requeue(self, row: Row) -> None:
+        """Give a row back to the backlog; `pump` follows."""
         self.backlog.add(row, now_ms())
         self._fresh.append(row)
 
@@ -380,24 +313,26 @@ class Manager:
         while self._expiries and self._expiries[0][0] <= now:
             _, id_, mind, session = heapq.heappop(self._expiries)
             if self.backlog.remove(id_, mind, session) or self.callers.unpark(id_):
-                self.close_row(id_, mind, session, State.EXPIRED, "its time to start ran out")
+                self.close_row(Row(id_, mind, session), State.EXPIRED, "its time to start ran out")
 
     def _drop_run(self, id_: int) -> None:
         row = self.callers.unpark(id_)
         if row is not None:
-            self.close_row(id_, row.mind, row.session, State.CANCELLED, "its `hostguard run` went away")
+            self.close_row(row, State.CANCELLED, "its `hostguard run` went away")
 
-    def close_row(self, id_: int, mind: str, session: str, state: State, text: str) -> asyncio.Future[Any]:
+    def close_row(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
         """End a row that the caller has taken out of the backlog: cancelled or expired."""
+        id_ = row.id
         self.holds.pop(id_, None)
         self._attempts.pop(id_, None)
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
-        self.events.emit(event, f"{mind}: {id_} {state}: {text}", mind=mind, session=session, delivery=id_)
+        told = f"{row.mind}: {id_} {state}: {text}"
+        self.events.emit(event, told, mind=row.mind, session=row.session, delivery=id_)
         caller = self.callers.take(id_)
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
         write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
-        write.add_done_callback(lambda _: self.tell_final(id_))
+        write.add_done_callback(lambda _: self.waiters.tell(id_))
         return write
 
     def remember(self, row: Delivery) -> None:
@@ -418,26 +353,6 @@ class Manager:
             delay = min(max(due - now, 0) / 1000, CLOCK_CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
 
-    async def wait_final(self, id_: int, seconds: float) -> None:
-        """Wait until the row's final state is stored, or the time is over."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiters = self._waiters.setdefault(id_, set())
-        waiters.add(future)
-        try:
-            await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            pass
-        finally:
-            waiters.discard(future)
-            if not waiters:
-                self._waiters.pop(id_, None)
-
-    def tell_final(self, id_: int) -> None:
-        """The row's final state is stored."""
-        for future in self._waiters.get(id_, ()):
-            if not future.done():
-                future.set_result(None)
-
     def write(self, op: Callable[[Any], Any], *, durable: bool = True) -> asyncio.Future[Any]:
         """A write that must not be lost: tried until it succeeds."""
         return self.queue.submit(op, durable=durable, keep=True).future
@@ -446,7 +361,8 @@ class Manager:
         if self.ready:
             self.pump()
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Hold on to a task until it is done, and log it if it fails."""
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

@@ -1,0 +1,108 @@
+"""Accepting deliveries: durable first, then told to the caller, then offered to the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+from hostguard import deliveries
+from hostguard.callers import Caller
+from hostguard.deliveries import New
+from hostguard.manager import Manager
+from hostguard.model import Delivery, State
+from hostguard.problems import conflict, queue_full, unavailable
+from hostguard.queue import Unavailable, Write
+
+ENQUEUE_S = 20.0  # a caller waits this long for the card, then hears 503
+
+
+class Accepted(NamedTuple):
+    """`full`: minds that got no row, since their queue is full. `created` is False if the key was known."""
+
+    rows: list[Delivery]
+    full: list[str]
+    created: bool
+
+
+class Acceptor:
+    """Takes messages, and `hostguard run`s, into the queue."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
+
+    async def send(self, new: New, caller: Caller | None = None) -> Accepted:
+        """Store a message durably. `caller` waits for the row of a new run.
+
+        Raises Problem: then nothing was stored. Only where the device hangs in the very commit is that
+        not certain; a message with a key is then delivered if it was stored after all, one without is not.
+        """
+        task = asyncio.create_task(self._send(new, caller))
+        self._manager.keep(task)
+        return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
+
+    async def _send(self, new: New, caller: Caller | None) -> Accepted:
+        manager = self._manager
+        most = manager.policy.config.rows_per_mind
+        full = [m for m in new.minds if manager.backlog.total(m) + self._pending[m] >= most]
+        minds = [mind for mind in new.minds if mind not in full]
+        if not minds:
+            raise queue_full(f"the queue of {', '.join(full)} has its {most} rows (limits.rows_per_mind)")
+        new = replace(new, minds=minds)
+        self._pending.update(minds)
+        write = manager.queue.submit(lambda db: deliveries.enqueue(db, new))
+        try:
+            rows, created = await asyncio.wait_for(asyncio.shield(write.future), ENQUEUE_S)
+        except TimeoutError:
+            if not manager.queue.withdraw(write):
+                self._follow(write, new)
+            again = "again with the same key" if new.key else "again"
+            raise unavailable(
+                f"the device does not take writes; nothing is accepted now, try {again}"
+            ) from None
+        except Unavailable as error:
+            raise unavailable(f"the queue does not take writes: {error}") from error
+        except deliveries.KeyReused:
+            raise conflict(f"the key {new.key} was used for another message") from None
+        finally:
+            self._pending.subtract(minds)
+        if created:
+            if caller is not None:
+                manager.callers.attach(rows[0].row, caller)
+            manager.admit(rows)
+        return Accepted(rows, full, created)
+
+    def _follow(self, write: Write[tuple[list[Delivery], bool]], new: New) -> None:
+        def late(future: asyncio.Future[tuple[list[Delivery], bool]]) -> None:
+            if future.cancelled() or future.exception() is not None or not future.result()[1]:
+                return
+            rows = future.result()[0]
+            if new.key is not None:
+                self._manager.admit(rows)
+            else:
+                ids = [row.id for row in rows]
+                self._manager.write(lambda db: deliveries.forget(db, ids))
+
+        write.future.add_done_callback(late)
+
+    def reattach(self, row: Delivery, caller: Caller) -> None:
+        """A `hostguard run` came back after a restart of the guard. Raises Problem if its row has ended."""
+        manager = self._manager
+        if row.state is not State.QUEUED or manager.callers.waits(row.id):
+            raise conflict(f"{row.id} is {row.state} already")
+        parked = manager.callers.unpark(row.id)
+        manager.callers.attach(row.row, caller)
+        if parked is not None:
+            manager.requeue(parked)
+        manager.pump()
+
+    def caller_left(self, id_: int, caller: Caller) -> None:
+        """The connection of a `hostguard run` closed; if it still waited, its row ends."""
+        manager = self._manager
+        if manager.closing:
+            return  # we closed it: the caller comes back to the next guard
+        row = manager.callers.detach(id_, caller)
+        if row is not None and manager.backlog.remove(id_, row.mind, row.session):
+            manager.close_row(row, State.CANCELLED, "its `hostguard run` went away")

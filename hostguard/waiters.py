@@ -1,0 +1,33 @@
+"""Callers that wait for a delivery's final state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Waiters:
+    """Futures by row id."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, set[asyncio.Future[None]]] = {}
+
+    @contextmanager
+    def waiter(self, id_: int) -> Iterator[asyncio.Future[None]]:
+        """A future that is done once the row's final state is stored; what is told before is missed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._rows.setdefault(id_, set())
+        waiting.add(future)
+        try:
+            yield future
+        finally:
+            waiting.discard(future)
+            if not waiting:
+                self._rows.pop(id_, None)
+
+    def tell(self, id_: int) -> None:
+        """The row's final state is stored."""
+        for future in self._rows.get(id_, ()):
+            if not future.done():
+                future.set_result(None)
