@@ -20,6 +20,7 @@ from hostguard.keys import KEYS, NAME_FAULTS, UNLIMITED, Key
 from hostguard.model import Config, Limits, Mind
 
 FILE_MAX = 1 << 20  # bytes
+HIDDEN = "(hidden)"
 
 KeyPath = tuple[str, ...]
 
@@ -109,10 +110,11 @@ def host_files() -> list[Path]:
     return main + [drop_ins[name] for name in sorted(drop_ins)]
 
 
-def as_dict(config: Config) -> dict[str, Any]:
-    """The configuration in a file's own shape, defaults filled in; reading it again gives the same.
+def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
+    """The configuration in a file's own shape, defaults filled in; with `secrets`, reading it gives the same.
 
-    A mind's `turn` has only what differs from [turn]. Values of `environment` may be secrets.
+    A mind's `turn` has only what differs from [turn]. Without `secrets` the values of `environment` are
+    hidden: not everybody who may ask the daemon may read the files.
     """
     turn = _limits(config.turn)
     return {
@@ -125,7 +127,7 @@ def as_dict(config: Config) -> dict[str, Any]:
         },
         "turn": turn,
         "device": {"path": config.device_path},
-        "minds": {name: _mind_dict(mind, turn) for name, mind in config.minds.items()},
+        "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
         "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
     }
 
@@ -310,13 +312,13 @@ def _limits(limits: Limits) -> dict[str, Any]:
     return shown
 
 
-def _mind_dict(mind: Mind, turn: dict[str, Any]) -> dict[str, Any]:
+def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any]:
     own = {key: value for key, value in _limits(mind.limits).items() if value != turn.get(key)}
     shown = {
         "command": list(mind.command),
         "user": mind.user,
         "directory": mind.directory,
-        "environment": dict(mind.environment),
+        "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
         "concurrent_turns": mind.concurrent_turns,
         "turn": own,
     }

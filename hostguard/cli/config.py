@@ -58,7 +58,7 @@ def show(json_: bool) -> None:
         loaded = config.load_with_origin()
     except config.ConfigError as error:
         raise CliError(str(error)) from None
-    values = config.as_dict(loaded.config)
+    values = config.as_dict(loaded.config, secrets=True)
     if json_:
         click.echo(as_json({**values, "sources": loaded.config.sources}))
         return

@@ -91,9 +91,18 @@ def test_what_is_shown_reads_back_as_the_same(tmp_path_factory: pytest.TempPathF
     file = tmp_path_factory.getbasetemp() / "made.toml"
     file.write_text(as_toml(made))
     first = config.load([file])
-    file.write_text(as_toml(config.as_dict(first)))
+    shown = config.as_dict(first, secrets=True)
+    file.write_text(as_toml(shown))
     assert config.load([file]) == first
-    json.dumps(config.as_dict(first))
+    assert json.loads(json.dumps(shown)) == shown
+
+
+def test_secrets_are_shown_only_when_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "secret.toml"
+    file.write_text(MIND + "environment = {TOKEN = 'hunter2'}")
+    loaded = config.load([file])
+    assert config.as_dict(loaded)["minds"]["m"]["environment"] == {"TOKEN": "(hidden)"}
+    assert config.as_dict(loaded, secrets=True)["minds"]["m"]["environment"] == {"TOKEN": "hunter2"}
 
 
 def test_show_tells_the_file_of_each_value(write: Write) -> None:
