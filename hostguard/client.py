@@ -23,12 +23,6 @@ CONNECT_S = 5.0
 # by itself long before.
 READ_S = 180.0
 
-_HINTS = {
-    "unknown_mind": "`hostguard minds` lists them",
-    "unknown_delivery": "`hostguard queue --state all` lists them",
-    "unknown_turn": "`hostguard turns` lists the live ones",
-}
-
 
 def call(
     method: str,
@@ -86,18 +80,15 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line.rstrip(b"\r").decode(errors="replace")
 
 
-def server_sent(stream_lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """(id, data) of each server-sent event, its data being JSON."""
-    event_id, data = "", []
+def server_sent(stream_lines: Iterable[str]) -> Iterator[Any]:
+    """The data, which is JSON, of each server-sent event."""
+    data: list[str] = []
     for line in stream_lines:
         name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "id":
-            event_id = value
-        elif name == "data":
-            data.append(value)
+        if name == "data":
+            data.append(value.removeprefix(" "))
         elif not line and data:
-            yield event_id, json.loads("\n".join(data))
+            yield json.loads("\n".join(data))
             data = []
 
 
@@ -108,8 +99,6 @@ def problem(status: int, answer: Any, retry_after: str | None) -> CliError:
     message = (
         document.get("detail") or document.get("title") or f"hostguard answered with HTTP status {status}"
     )
-    if code in _HINTS:
-        message += f"; {_HINTS[code]}"
     if retry_after is not None:
         message += f"; try again in {retry_after} s"
     if isinstance(code, str) and code.startswith("unknown_"):

@@ -241,6 +241,7 @@ def enter_scope(
 def _configured(name: str) -> tuple[Config, Mind, str | None]:
     """The configuration, the mind in it, and the device node for its limits."""
     from hostguard.config import ConfigError, load
+    from hostguard.device import choose
 
     try:
         config = load()
@@ -249,7 +250,7 @@ def _configured(name: str) -> tuple[Config, Mind, str | None]:
     mind = config.minds.get(name)
     if mind is None:
         raise CliError(f"there is no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
-    return config, mind, None
+    return config, mind, choose(config.device_path, paths.STATE).node
 
 
 def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope]) -> Start | Hold:
@@ -264,7 +265,9 @@ def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope
 
 def _start(bus: Bus, mind: Mind, description: str, device: str | None) -> str:
     unit = turn_unit(mind.name, f"x{secrets.token_hex(4)}")
-    bus.start(unit, scope_properties(mind.name, description, mind.limits, device, [os.getpid()]))
+    bus.start(
+        unit, scope_properties(mind.name, f"{mind.name}: {description}", mind.limits, device, [os.getpid()])
+    )
     end = monotonic() + START_S
     while own_turn() != unit:
         if bus.results.get(unit, "done") != "done":

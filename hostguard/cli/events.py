@@ -30,15 +30,15 @@ def command(follow: bool, since: int | None, as_json: bool) -> None:
     headers = {"Last-Event-ID": str(since or 0)} if since is not None or not follow else {}
     params = {} if follow else {"follow": "0"}
     with client.stream("GET", "/v1/events", headers=headers, params=params) as lines:
-        for event_id, event in client.server_sent(lines):
-            click.echo(json.dumps({"id": event_id, **event}) if as_json else event_line(event_id, event))
+        for event in client.server_sent(lines):
+            click.echo(json.dumps(event) if as_json else event_line(event))
     if follow:
         raise ConnectionLost()
 
 
-def event_line(event_id: str, event: Any) -> str:
+def event_line(event: Any) -> str:
     """An event on one line."""
-    said = [safe(event_id), clock(event["at"]) or "-", safe(event["type"]), mind_session(event)]
+    said = [str(event["id"]), clock(event["at"]) or "-", safe(event["type"]), mind_session(event)]
     if event.get("delivery") is not None:
         said.append(f"delivery {safe(event['delivery'])}")
     if event.get("text"):

@@ -12,14 +12,17 @@ from hostguard import client
 from hostguard.cli.common import complete_minds, complete_rows, hold_text, json_option, print_json
 from hostguard.cli.show import clock, duration, fields, ms, safe, size, table, terminal_width
 
-STATES = ("queued", "delivering", "in_turn", "done", "dead", "cancelled", "expired", "all")
+STATES = ("queued", "delivering", "done", "dead", "cancelled", "expired", "all")
+LIMIT_MAX = 1000  # the API's own
 
 
 @click.command()
 @click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
 @click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
 @click.option("--state", type=click.Choice(STATES), help="Only this state; without it, what is not final.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most so many."
+)
 @json_option
 def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the waiting deliveries, or show one.
@@ -71,6 +74,7 @@ def _note(delivery: Any) -> str:
 def delivery_text(delivery: Any) -> str:
     """All of one delivery, a line each, and its message last."""
     hold = delivery.get("hold") or {}
+    payload = delivery.get("payload") or {}
     pairs = [
         ("Delivery", delivery["id"]),
         ("Mind", delivery["mind"]),
@@ -79,6 +83,7 @@ def delivery_text(delivery: Any) -> str:
         ("Kind", delivery.get("kind")),
         ("Held", hold_text(delivery) or None),
         ("Held since", clock(hold.get("since"))),
+        ("Command", payload.get("description") or payload.get("argv0")),
         ("Sender", delivery.get("sender")),
         ("Channel", delivery.get("channel")),
         ("Key", delivery.get("key")),
@@ -92,10 +97,10 @@ def delivery_text(delivery: Any) -> str:
         *result_pairs(delivery.get("result")),
     ]
     text = fields(pairs)
-    payload = delivery.get("payload")
-    if payload is None:
+    if "content" not in payload:
         return text
-    content = payload if isinstance(payload, str) else json.dumps(payload, indent=2)
+    content = payload["content"]
+    content = content if isinstance(content, str) else json.dumps(content, indent=2)
     return text + "\nMessage:\n" + "\n".join(f"  {safe(line)}" for line in content.splitlines())
 
 

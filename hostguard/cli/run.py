@@ -18,11 +18,11 @@ import click
 from hostguard import client, local
 from hostguard.cli.common import complete_minds
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
-from hostguard.cli.show import cut, safe
+from hostguard.cli.show import safe
 from hostguard.cli.when import as_duration
 
 RECONNECT_S = 60.0
-DESCRIPTION_MAX = 200  # columns
+TEXT_MAX = 200  # characters; the API takes no more
 NOT_EXECUTABLE = 126  # as shells report it
 NOT_FOUND = 127
 
@@ -57,14 +57,13 @@ def command(
     on_held = _reporter(verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
     # systemctl and the journal show it.
-    description = cut(safe(description or shlex.join(cmd)), DESCRIPTION_MAX)
+    description = safe(description or shlex.join(cmd))[:TEXT_MAX]
     request = {
         "mind": mind,
         "session": session,
         "key": str(uuid4()),
-        "max_wait_s": max_wait,
         "description": description,
-        "argv0": cmd[0],
+        "argv0": safe(cmd[0])[:TEXT_MAX],
     }
     entered = None
     while entered is None:
@@ -103,18 +102,23 @@ def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> st
     before = local.own_turn()  # not None inside another turn
     lost_at = None
     while True:
+        tried_at = monotonic()
+        left = None if deadline is None else max(0.0, deadline - tried_at)
         try:
-            return _await_start(request, on_held)
-        except (NotRunning, ConnectionLost) as error:
-            if lost_at is None:
-                if isinstance(error, NotRunning):
-                    raise
-                lost_at = monotonic()
-        unit = local.own_turn()
-        if unit is not None and unit != before:
-            return unit
-        if deadline is not None and monotonic() > deadline:
-            raise CliError("held for too long: hostguard went away meanwhile", HELD)
+            return _await_start({**request, "max_wait_s": left}, on_held)
+        except CliError as error:
+            lost = isinstance(error, ConnectionLost)
+            if lost_at is None and not lost:
+                raise
+            unit = local.own_turn()
+            if unit is not None and unit != before:
+                return unit  # moved, but the word of it was lost
+            if not lost and not isinstance(error, NotRunning):
+                raise
+            if deadline is not None and monotonic() > deadline:
+                raise CliError("held for too long: hostguard went away meanwhile", HELD) from None
+        if lost_at is None or monotonic() - tried_at > 1:  # it was connected for a while
+            lost_at = monotonic()
         if monotonic() - lost_at > RECONNECT_S:
             raise ConnectionLost(
                 "hostguard went away while this command waited, and did not come back; nothing was run"

@@ -69,23 +69,21 @@ def command(
         "expires_at": expires,
         "interrupt": interrupt,
     }
-    deliveries = client.call("POST", "/v1/deliveries", body=request)["deliveries"]
-    if not wait:
-        if as_json:
-            print_json({"deliveries": deliveries})
-        else:
-            for delivery in deliveries:
-                click.echo(_accepted(delivery))
-        return 0
-    deadline = None if timeout is None else monotonic() + timeout
-    ended = []
-    for delivery in deliveries:
-        ended.append(_wait(delivery, deadline))
-        if not as_json:
-            click.echo(_outcome(ended[-1]))
+    answer = client.call("POST", "/v1/deliveries", body=request)
+    deliveries = answer["deliveries"]
+    if wait:
+        deadline = None if timeout is None else monotonic() + timeout
+        deliveries = [_wait(delivery, deadline) for delivery in deliveries]
     if as_json:
-        print_json({"deliveries": ended})
-    return _exit_code(ended)
+        print_json({**answer, "deliveries": deliveries})
+    else:
+        for delivery in deliveries:
+            click.echo(_outcome(delivery) if wait else _accepted(delivery))
+    code = _exit_code(deliveries) if wait else 0
+    for mind in answer["refused"]:
+        CliError(f"it was not sent to {mind}, whose queue is full: hostguard queue --mind {mind}").show()
+        code = code or FAILED
+    return code
 
 
 def _content(text: str | None) -> str:

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NARROWEST = 4  # columns; below this a cell says nothing
 
 
 def safe(text: object) -> str:
-    r"""`text` on one line, with control and formatting characters as \xNN or \uNNNN."""
-    return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in str(text))
+    r"""`text` on one line, with what is not printable as \xNN or \uNNNN."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in str(text))
 
 
 def _escaped(char: str) -> str:

@@ -50,15 +50,14 @@ def turn_table(turns: list[Any], width: int | None) -> str:
             turn.get("id") or "-",
             turn.get("mind") or "-",
             turn.get("session") or "-",
-            turn["state"],
+            "stopping" if turn.get("stopping") else turn["state"],
             duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
-            turn.get("pids"),
             turn["unit"],
             turn.get("description"),
         )
         for turn in turns
     ]
-    return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "PIDS", "UNIT", "DESCRIPTION"), rows, width)
+    return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "UNIT", "DESCRIPTION"), rows, width)
 
 
 def turn_text(turn: Any) -> str:
@@ -75,6 +74,6 @@ def turn_text(turn: Any) -> str:
             ("Started", clock(turn.get("started_at"))),
             ("Ended", clock(turn.get("ended_at"))),
             ("Processes", turn.get("pids")),
-            *result_pairs(turn.get("result")),
+            *result_pairs(turn.get("result") or turn),
         ]
     )

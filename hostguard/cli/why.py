@@ -31,6 +31,7 @@ def command(id_: int, as_json: bool) -> None:
         ("Reason", answer.get("reason")),
         ("Behind", answer.get("blocker")),
         ("Since", clock(answer.get("since"))),
+        ("Due", clock(answer.get("due"))),
         ("Place in line", answer.get("place")),
     ]
     click.echo(fields(pairs))

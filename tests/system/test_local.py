@@ -140,7 +140,7 @@ def test_the_command_runs_in_its_scope_with_its_limits_and_its_exit_status(host:
     done = host("run", "--mind", "a", "--description", "the\ntest", "--", "sh", "-c", script)
     unit, *shown = done.stdout.splitlines()
     assert unit.startswith("hostguard-turn-a-x")
-    assert sorted(shown) == sorted(["77", "42", "inactive-or-failed", "hostguard-a.slice", "the\\ntest"])
+    assert sorted(shown) == sorted(["77", "42", "inactive-or-failed", "hostguard-a.slice", "a: the\\ntest"])
     assert (done.returncode, done.stderr) == (7, "")
 
 

@@ -145,7 +145,7 @@ def test_something_else_on_the_socket_is_no_traceback(daemon: StandIn) -> None:
     daemon.answer("GET /v1/minds", b"<html>")
     done = daemon.run("minds")
     assert done.returncode == 1
-    assert done.stderr.endswith("hostguard.sock is not hostguard\n")
+    assert re.fullmatch(r"hostguard: what answers on .*/hostguard.sock is not hostguard\n", done.stderr)
 
 
 def test_an_unknown_verb_is_a_usage_error(away: StandIn) -> None:
@@ -170,7 +170,9 @@ def test_hostile_names_are_escaped_in_tables_and_in_json(daemon: StandIn) -> Non
 def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) -> None:
     hold = {"reason": "global_cap", "blocker": "u.scope", "since": 1}
     daemon.answer(
-        "POST /v1/deliveries", {"deliveries": [row(1), row(2, mind="n", session="s", hold=hold)]}, 201
+        "POST /v1/deliveries",
+        {"deliveries": [row(1), row(2, mind="n", session="s", hold=hold)], "refused": []},
+        201,
     )
     done = daemon.run(
         "send", "#c", "hi", "--session", "s", "--sender", "ci", "--key", "k", "--at", "+1m", "--interrupt"
@@ -187,7 +189,7 @@ def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) 
 
 @pytest.mark.parametrize("args", [["-"], []])
 def test_send_reads_standard_input(daemon: StandIn, args: list[str]) -> None:
-    daemon.answer("POST /v1/deliveries", {"deliveries": [row()]}, 201)
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": []}, 201)
     assert daemon.run("send", "@m", *args, input="a\nü\n").returncode == 0
     assert daemon.asked[0][1]["content"] == "a\nü\n"
 
@@ -214,6 +216,7 @@ EXITED = {"outcome": "exited", "exit": 0, "reason": "", "run_ms": 1200, "held_ms
         ("done", {**EXITED, "exit": None, "outcome": "killed"}, 1, "killed"),
         ("dead", {"outcome": "not_started", "exit": None, "reason": "no such file"}, 1, "no such file"),
         ("expired", {}, 1, "1 m expired"),
+        ("cancelled", EXITED, 1, "1 m cancelled"),
         ("queued", {}, 75, "hostguard cancel 1"),
         ("in_turn", {}, 1, "its turn goes on"),
     ],
@@ -221,10 +224,17 @@ EXITED = {"outcome": "exited", "exit": 0, "reason": "", "run_ms": 1200, "held_ms
 def test_send_wait_exits_with_what_became_of_it(
     daemon: StandIn, state: str, result: dict[str, Any], exit_code: int, said: str
 ) -> None:
-    daemon.answer("POST /v1/deliveries", {"deliveries": [row()]}, 201)
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": []}, 201)
     daemon.answer("GET /v1/deliveries/1", row(state=state, result=result))
     done = daemon.run("send", "@m", "hi", "--wait", "--timeout", "500ms")
     assert (done.returncode, said in done.stdout) == (exit_code, True), done
+
+
+def test_minds_whose_queue_was_full_are_named(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": ["n"]}, 201)
+    done = daemon.run("send", "#c", "hi")
+    assert (done.returncode, done.stdout) == (1, "1 m queued\n")
+    assert "not sent to n" in done.stderr
 
 
 def test_timeout_without_wait_is_a_usage_error(daemon: StandIn) -> None:
@@ -257,6 +267,7 @@ def test_a_configuration_error_on_reload_is_a_failure_not_a_usage_error(daemon: 
 
 def test_events_prints_what_is_remembered_and_ends(daemon: StandIn) -> None:
     event = {
+        "id": 5,
         "at": 0,
         "type": "held",
         "mind": "m",
@@ -268,7 +279,7 @@ def test_events_prints_what_is_remembered_and_ends(daemon: StandIn) -> None:
     daemon.answer("GET /v1/events", f"id: 5\nevent: held\ndata: {json.dumps(event)}\n\n".encode())
     done = daemon.run("events")
     assert re.fullmatch(r"5  .*  held  m  delivery 7  waits\\x1b  after 2s\n", done.stdout)
-    assert json.loads(daemon.run("events", "--json").stdout) == {"id": "5", **event}
+    assert json.loads(daemon.run("events", "--json").stdout) == event
 
 
 @pytest.mark.parametrize(
