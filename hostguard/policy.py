@@ -9,6 +9,7 @@ from typing import Any
 from hostguard.model import Config
 
 LIMITS = ("global_concurrent_turns", "mind_concurrent_turns")
+_DEFAULTS = Config()
 CAP_MAX = 10_000  # far above what a host can run; catches a slip of the finger
 
 
@@ -70,7 +71,7 @@ class Policy:
             own = self.config.minds[mind].concurrent_turns
             return (own, "config") if own is not None else (self.limit(name)[0], "default")
         value: int | None = getattr(self.config, name)
-        return value, "default" if value == getattr(Config, name) else "config"
+        return value, "default" if value == getattr(_DEFAULTS, name) else "config"
 
     def limits(self) -> list[dict[str, Any]]:
         """Both limits of all minds, and those that one mind has of its own."""

@@ -1,0 +1,123 @@
+"""What callers may send: the edge's limits, each with the answer a person gets."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostguard import intake
+from hostguard.model import Config, Kind, Mind
+from hostguard.problems import Problem
+
+CONFIG = Config(
+    payload_max=2000,
+    minds={"ada": Mind("ada", ("/bin/true",)), "bob": Mind("bob", ("/bin/true",)), "runs": Mind("runs")},
+    channels={"#all": ("ada", "bob"), "#ada": ("ada",)},
+)
+NOW = 1_000_000
+
+
+def send(**body):
+    return intake.message({"to": "@ada", "content": "hi", **body}, CONFIG, NOW)
+
+
+def refused(make):
+    with pytest.raises(Problem) as caught:
+        make()
+    return caught.value.code, caught.value.detail
+
+
+def test_a_message_carries_all_it_was_given():
+    new = send(session="s", sender="me", key="k", not_before=NOW + 5, expires_at=NOW + 9, interrupt=True)
+    assert (new.minds, new.session, new.sender, new.key, new.kind) == (("ada",), "s", "me", "k", Kind.MESSAGE)
+    assert (new.not_before, new.expires_at, new.created_at) == (NOW + 5, NOW + 9, NOW)
+    assert json.loads(new.payload) == {
+        "content": "hi", "channel": None, "sender": "me", "session": "s", "interrupt": True,
+    }  # fmt: skip
+
+
+def test_defaults_and_bare_name():
+    new = send(to="ada")
+    assert (new.session, new.sender, new.not_before) == ("main", None, 0)
+
+
+def test_a_channel_goes_to_all_but_the_sender():
+    assert send(to="#all").minds == ("ada", "bob")
+    assert send(to="#all", sender="ada").minds == ("bob",)
+    assert send(to="#all", sender="stranger").minds == ("ada", "bob")
+
+
+REFUSALS = [
+    ({"to": None}, "bad_request", "@mind"),
+    ({"to": 5}, "bad_request", "@mind"),
+    ({"to": "@nobody"}, "unknown_mind", "ada, bob"),
+    ({"to": "#nothing"}, "unknown_channel", "#ada, #all"),
+    ({"to": "#ada", "sender": "ada"}, "conflict", "nobody but the sender"),
+    ({"to": "@runs"}, "conflict", "hostguard run"),
+    ({"sesion": "x"}, "bad_request", "sesion"),
+    ({"session": "x" * 101}, "bad_request", "at most 100"),
+    ({"session": "a\nb"}, "bad_request", "control"),
+    ({"session": "a\0b"}, "bad_request", "control"),
+    ({"sender": 5}, "bad_request", "text"),
+    ({"key": "k" * 201}, "bad_request", "at most 200"),
+    ({"interrupt": "yes"}, "bad_request", "true or false"),
+    ({"not_before": -1}, "bad_request", "ms since the epoch"),
+    ({"not_before": True}, "bad_request", "ms since the epoch"),
+    ({"not_before": 1.5}, "bad_request", "ms since the epoch"),
+    ({"not_before": 10**18}, "bad_request", "ms since the epoch"),
+    ({"expires_at": NOW}, "bad_request", "never start"),
+    ({"expires_at": NOW + 5, "not_before": NOW + 5}, "bad_request", "never start"),
+    ({"content": "x" * 2000}, "too_large", "2000 are allowed"),
+    ({"content": "\ud800"}, "bad_request", "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "said"), REFUSALS)
+def test_refusals(body, code, said):
+    got, detail = refused(lambda: send(**body))
+    assert got == code
+    assert said in detail
+
+
+def test_content_is_needed_and_the_body_is_an_object():
+    assert refused(lambda: intake.message({"to": "@ada"}, CONFIG, NOW))[0] == "bad_request"
+    assert refused(lambda: intake.message([], CONFIG, NOW))[0] == "bad_request"
+
+
+def test_run():
+    new = intake.run({"mind": "runs", "key": "k", "max_wait_s": 2.5, "argv0": "make"}, CONFIG, NOW)
+    assert (new.minds, new.kind, new.expires_at) == (("runs",), Kind.RUN, NOW + 2500)
+    assert intake.run({"mind": "ada", "key": "k"}, CONFIG, NOW).expires_at == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"mind": "nobody", "key": "k"}, "unknown_mind"),
+        ({"mind": None, "key": "k"}, "unknown_mind"),
+        ({"mind": "ada"}, "bad_request"),
+        ({"mind": "ada", "key": "k", "max_wait_s": -1}, "bad_request"),
+        ({"mind": "ada", "key": "k", "max_wait_s": float("nan")}, "bad_request"),
+        ({"mind": "ada", "key": "k", "max_wait_s": True}, "bad_request"),
+    ],
+)
+def test_run_refusals(body, code):
+    assert refused(lambda: intake.run(body, CONFIG, NOW))[0] == code
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(intake.SEND_FIELDS)), JSON) | JSON)
+def test_no_body_breaks_the_edge(body):
+    try:
+        new = intake.message(body, CONFIG, NOW)
+    except Problem as problem:
+        assert problem.detail
+    else:
+        assert json.loads(new.payload)["content"] == body["content"] or body["content"] != body["content"]
