@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import mind_session
 from hostguard.cli.errors import ConnectionLost
-from hostguard.cli.show import clock, ms, safe
+from hostguard.cli.show import clock, safe
 
 
 @click.command()
@@ -38,13 +37,4 @@ def command(follow: bool, since: int | None, as_json: bool) -> None:
 
 def event_line(event: Any) -> str:
     """An event on one line."""
-    said = [str(event["id"]), clock(event["at"]) or "-", safe(event["type"]), mind_session(event)]
-    if event.get("delivery") is not None:
-        said.append(f"delivery {safe(event['delivery'])}")
-    if event.get("text"):
-        said.append(safe(event["text"]))
-    elif event.get("reason"):
-        said.append(safe(": ".join(str(event[k]) for k in ("reason", "blocker") if event.get(k))))
-    if event.get("waited_ms") is not None:
-        said.append(f"after {ms(event['waited_ms'])}")
-    return "  ".join(said)
+    return f"{event['id']}  {clock(event['at'])}  {safe(event['type']):10}  {safe(event['text'])}"

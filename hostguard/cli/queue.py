@@ -66,9 +66,7 @@ def _note(delivery: Any) -> str:
     result = delivery.get("result") or {}
     if delivery.get("ended_at") is None:
         return hold_text(delivery)
-    return " ".join(
-        str(result[name]) for name in ("outcome", "exit", "reason") if result.get(name) is not None
-    )
+    return ended(result)
 
 
 def delivery_text(delivery: Any) -> str:
@@ -102,6 +100,11 @@ def delivery_text(delivery: Any) -> str:
     content = payload["content"]
     content = content if isinstance(content, str) else json.dumps(content, indent=2)
     return text + "\nMessage:\n" + "\n".join(f"  {safe(line)}" for line in content.splitlines())
+
+
+def ended(result: Any) -> str:
+    """How it ended, in words; "" if nothing is known."""
+    return str(result.get("reason") or result.get("outcome") or "")
 
 
 def result_pairs(result: Any) -> list[tuple[str, object]]:

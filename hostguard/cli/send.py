@@ -11,6 +11,7 @@ import click
 from hostguard import client
 from hostguard.cli.common import complete_minds, hold_text, json_option, mind_session, print_json
 from hostguard.cli.errors import FAILED, HELD, CliError
+from hostguard.cli.queue import ended
 from hostguard.cli.show import ms, safe
 from hostguard.cli.when import as_duration, as_time
 
@@ -128,9 +129,7 @@ def _outcome(delivery: Any) -> str:
             else f"{start}; its turn goes on"
         )
     result = delivery.get("result") or {}
-    said = [str(result[name]) for name in ("outcome", "reason") if result.get(name)]
-    if result.get("exit") is not None:
-        said.append(f"exit {result['exit']}")
+    said = [text] if (text := ended(result)) else []
     for name, word in (("held_ms", "held"), ("run_ms", "ran")):
         if result.get(name) is not None:
             said.append(f"{word} {ms(result[name])}")
