@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 TRIM_EVERY = 100  # ended rows between two looks at the history
 READ_AGAIN_MS = 1_000  # a row that could not be read is tried again after this
+AGAIN_MS = 100  # a turn that never ran has the same name next time: systemd must have forgotten it
 # The wall clock may jump (a Pi has no clock of its own): a timer for a wall time looks again this often.
 CLOCK_CHECK_S = 30.0
 
@@ -264,7 +265,9 @@ class Manager:
             ending.back or (ending.failed and attempts < turns.ATTEMPTS_MAX)
         )
         if again:
-            not_before = now + turns.backoff(attempts) if ending.failed else row.not_before
+            not_before = now + (turns.backoff(attempts) if ending.failed else AGAIN_MS)
+            if ending.back:
+                turns.forget(turn_id)  # now: its next turn has the same id
             write = self.write(
                 lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
             )
@@ -290,7 +293,8 @@ class Manager:
             self._trim()
 
         def stored(_: object) -> None:
-            turns.forget(turn_id)
+            if not ending.back:
+                turns.forget(turn_id)
             if not again:
                 self.waiters.tell(row.id)
 

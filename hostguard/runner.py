@@ -101,7 +101,8 @@ class Runner:
             await self.systemd.start_scope(unit, properties)
         except SystemdError as error:
             self._dismiss(turn)
-            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
+            exists = error.name.endswith(".UnitExists")  # the same turn, dismissed a moment ago
+            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=not exists, back=exists))
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.
