@@ -67,7 +67,7 @@ def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
     reading = _Reading()
     merged: dict[str, Any] = {}
     unread = False
-    for file in host_files() if files is None else files:
+    for file in host_files(paths.CONFIG, paths.DROP_INS) if files is None else files:
         source = str(file)
         reading.sources.append(source)
         try:
@@ -84,13 +84,13 @@ def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
     return Loaded(config, reading.origin)
 
 
-def host_files() -> list[Path]:
-    """The host's main file, if there is one, then its drop-ins by file name; of one name, the first folder's.
+def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
+    """The main file, if there is one, then all drop-ins by file name; of one name, the first folder's.
 
     Raises ConfigError for a folder that cannot be listed: its drop-ins must not be passed over in silence.
     """
     drop_ins: dict[str, Path] = {}
-    for folder in paths.DROP_INS:
+    for folder in folders:
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
@@ -100,14 +100,14 @@ def host_files() -> list[Path]:
         for name in names:
             if name.endswith(".toml") and not name.startswith("."):  # not an editor's lock or swap file
                 drop_ins.setdefault(name, folder / name)
-    main = [paths.CONFIG]
+    files = [drop_ins[name] for name in sorted(drop_ins)]
     try:
-        paths.CONFIG.lstat()
+        main.lstat()
     except FileNotFoundError:
-        main = []
+        return files
     except OSError:
         pass  # reading it will tell
-    return main + [drop_ins[name] for name in sorted(drop_ins)]
+    return [main, *files]
 
 
 def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:

@@ -72,13 +72,13 @@ def show(json_: bool) -> None:
 def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: config.KeyPath = ()) -> Iterator[str]:
     """The table as TOML, one key a line, with `origin(path)` as its comment."""
     tables = {name: value for name, value in table.items() if isinstance(value, dict)}
-    if path and not (tables and tables == table):
+    if path and tables != table:
         yield from ("", f"[{config.dotted(path)}]")
     for name, value in table.items():
         if name not in tables:
             yield f"{config.dotted((name,))} = {_toml(value)}  # {origin((*path, name))}"
     for name, value in tables.items():
-        if value or path:
+        if value:
             yield from toml_lines(value, origin, (*path, name))
 
 

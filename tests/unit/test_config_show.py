@@ -115,6 +115,7 @@ def test_show_tells_the_file_of_each_value(write: Write) -> None:
     assert f"payload_max = 2048  # {over}" in lines
     assert "history_rows = 10000  # default" in lines
     assert f'A = "1"  # {main}' in lines
+    assert not {"[minds]", "[channels]"} & {*lines}  # a header without a value of its own says nothing
     assert f'B = "2"  # {over}' in lines
     shown = json.loads(run("config", "show", "--json", env={"HOSTGUARD_CONFIG": str(main)}).stdout)
     assert shown["limits"]["payload_max"] == 2048
@@ -141,15 +142,27 @@ def test_show_refuses_a_bad_file_without_a_traceback(write: Write) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_drop_ins_are_found_in_order_and_masked(write: Write, tmp_path: Path) -> None:
+def test_drop_ins_go_by_name_over_all_folders_and_the_first_folder_wins(write: Write, tmp_path: Path) -> None:
+    main = write("", "etc/hg.toml")
+    wanted = []
+    for number in (7, 3, 9, 1, 5, 8, 2, 6, 4):
+        folder = "etc/hg.toml.d" if number % 2 else "run/hg.toml.d"
+        wanted.append(write("", f"{folder}/{number}.toml"))
+    for name in ("run/hg.toml.d/5.toml", "etc/hg.toml.d/.0.toml", "etc/hg.toml.d/0.txt"):
+        write("", name)
+    folders = (tmp_path / "etc/hg.toml.d", tmp_path / "run/hg.toml.d", tmp_path / "missing")
+    assert config.host_files(main, folders) == [main, *sorted(wanted, key=lambda file: file.name)]
+    assert config.host_files(tmp_path / "missing.toml", folders[2:]) == []
+
+
+def test_a_drop_in_is_masked_by_dev_null(write: Write, tmp_path: Path) -> None:
     file = write("[limits]\nrows_per_mind = 1")
-    for name in ("20-b.toml", "10-a.toml", ".lock.toml", "notes.txt"):
-        write("[limits]\nrows_per_mind = 2", f"hostguard.toml.d/{name}")
+    write("[limits]\nhistory_rows = 1", "hostguard.toml.d/20-b.toml")
     (tmp_path / "hostguard.toml.d/15-off.toml").symlink_to("/dev/null")
-    done = run("config", "check", "--json", env={"HOSTGUARD_CONFIG": str(file)})
-    assert [Path(source).name for source in json.loads(done.stdout)["sources"]] == [
+    done = run("config", "check", env={"HOSTGUARD_CONFIG": str(file)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [Path(line).name for line in done.stdout.splitlines()[:3]] == [
         "hostguard.toml",
-        "10-a.toml",
         "15-off.toml",
         "20-b.toml",
     ]
