@@ -78,8 +78,7 @@ def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: config.K
         if name not in tables:
             yield f"{config.dotted((name,))} = {_toml(value)}  # {origin((*path, name))}"
     for name, value in tables.items():
-        if value:
-            yield from toml_lines(value, origin, (*path, name))
+        yield from toml_lines(value, origin, (*path, name))
 
 
 def _toml(value: str | int | float | list[str]) -> str:
