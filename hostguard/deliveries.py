@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.model import Delivery, Kind, Row, State
+from hostguard.model import Delivery, Kind, State
 from hostguard.queue import Refused
 
 Op = Callable[[sqlite3.Connection], Any]
@@ -136,19 +136,18 @@ def select(
     return [_delivery(row) for row in rows]
 
 
-def queued(db: sqlite3.Connection) -> Iterator[Row]:
-    """Every queued row, in order of id, for the backlog. Equal names share one string."""
-    names: dict[str, str] = {}
-    for id_, mind, session, not_before, kind in db.execute(
-        "SELECT id, mind, session, not_before, kind FROM deliveries WHERE state = 'queued' ORDER BY id"
-    ):
-        yield Row(
-            id_,
-            names.setdefault(mind, mind),
-            names.setdefault(session, session),
-            not_before,
-            Kind.RUN if kind == "run" else Kind.MESSAGE,
-        )
+def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
+    """(id, mind, session, not_before) of every queued message, in order of id, for the backlog."""
+    return db.execute(
+        "SELECT id, mind, session, not_before FROM deliveries"
+        " WHERE state = 'queued' AND kind = 'message' ORDER BY id"
+    )
+
+
+def runs(db: sqlite3.Connection) -> list[Delivery]:
+    """Queued `hostguard run`s."""
+    rows = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE state = 'queued' AND kind = 'run'")  # noqa: S608
+    return [_delivery(row) for row in rows]
 
 
 def marked(db: sqlite3.Connection) -> list[Delivery]:

@@ -78,8 +78,8 @@ class Mind:
     environment: Mapping[str, str] = field(default_factory=dict)
     concurrent_turns: int | None = None  # None: limits.mind_concurrent_turns
     limits: Limits = Limits()  # already merged over [turn]
-    uid: int = 0
-    gid: int = 0
+    uid: int = 65534  # nobody, for a mind without a command
+    gid: int = 65534
     groups: tuple[int, ...] = ()
     home: str = "/"
     shell: str = "/bin/sh"

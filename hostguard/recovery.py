@@ -15,7 +15,7 @@ import time
 from hostguard import deliveries, paths, turns
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager, now_ms
-from hostguard.model import Delivery, Kind, LiveTurn, State
+from hostguard.model import Delivery, LiveTurn, State
 from hostguard.units import turn_unit
 
 log = logging.getLogger(__name__)
@@ -38,21 +38,15 @@ async def recover(manager: Manager) -> None:
         elif not any(turn.live.id == turn_id for turn in live):
             turns.forget(turn_id)
 
-    taken = {row.id for row in known.values()}
-    backlog, marked, last = await queue.read(
-        lambda db: (
-            [row for row in deliveries.queued(db) if row.id not in taken],
-            deliveries.marked(db),
-            deliveries.last_id(db),
-        )
+    now, taken = now_ms(), {row.id for row in known.values()}
+    await queue.read(
+        lambda db: manager.backlog.load((row for row in deliveries.queued(db) if row[0] not in taken), now)
     )
-    now = now_ms()
-    manager.loaded = last
-    manager.backlog.load((row for row in backlog if row.kind is not Kind.RUN), now)
-    for waiting in backlog:
-        if waiting.kind is Kind.RUN:
-            manager.callers.park(waiting, now)
-    for delivery in marked:
+    manager.loaded = await queue.read(deliveries.last_id)
+    for delivery in await queue.read(deliveries.runs):
+        if delivery.id not in taken:
+            manager.callers.park(delivery.row, now)
+    for delivery in await queue.read(deliveries.marked):
         if delivery.id not in taken:
             manager.remember(delivery)
 

@@ -145,7 +145,8 @@ class Gate(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.backlog = Backlog()
-        self.backlog.load([self.naive.rows[i] for i in sorted(self.naive.rows)], self.now)
+        rows = (self.naive.rows[i] for i in sorted(self.naive.rows))
+        self.backlog.load(((r.id, r.mind, r.session, r.not_before) for r in rows), self.now)
 
     @invariant()
     def pump_starts_exactly_what_may_start(self):
