@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from hostguard import deliveries
 from hostguard.callers import Caller
+from hostguard.control import ANSWER_S
 from hostguard.deliveries import New
 from hostguard.manager import Manager
 from hostguard.model import Delivery, State
 from hostguard.problems import conflict, queue_full, unavailable
 from hostguard.queue import Unavailable, Write
-
-ENQUEUE_S = 20.0  # a caller waits this long for the card, then hears 503
 
 
 class Accepted(NamedTuple):
@@ -54,7 +53,7 @@ class Acceptor:
         self._pending.update(minds)
         write = manager.queue.submit(lambda db: deliveries.enqueue(db, new))
         try:
-            rows, created = await asyncio.wait_for(asyncio.shield(write.future), ENQUEUE_S)
+            rows, created = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
         except TimeoutError:
             if not manager.queue.withdraw(write):
                 self._follow(write, new)

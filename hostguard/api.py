@@ -20,7 +20,7 @@ from hostguard.config import ConfigError, as_dict
 from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager, now_ms
 from hostguard.model import State
-from hostguard.problems import Problem, bad_request, conflict, not_allowed, too_large, unknown
+from hostguard.problems import Problem, bad_request, conflict, internal, not_allowed, too_large, unknown
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -60,8 +60,9 @@ def make_app(daemon: Daemon) -> Starlette:
         routes=routes,
         exception_handlers={
             Problem: lambda _, error: _problem(error),
-            404: lambda _, __: _problem(unknown("path", _.url.path, "see hostguard-api(7)")),
-            405: lambda _, __: _problem(bad_request(f"{_.method} is not possible here")),
+            404: lambda request, _: _problem(unknown("path", request.url.path, "see hostguard-api(7)")),
+            405: lambda request, _: _problem(bad_request(f"{request.method} is not possible here")),
+            Exception: lambda _, error: _problem(internal(error)),
         },
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from hostguard import deliveries
@@ -10,23 +11,32 @@ from hostguard.live import Phase, Turn
 from hostguard.manager import Manager, now_ms
 from hostguard.model import Delivery, Kind, State
 from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
-from hostguard.problems import bad_request, conflict, unavailable, unknown
+from hostguard.problems import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.queue import Refused, Unavailable
 from hostguard.systemd import SystemdError, SystemdLost
 
 
+ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
+
+
 async def store(manager: Manager, op: deliveries.Op) -> Any:
-    """A durable write that its caller waits for."""
+    """A durable write that its caller waits for. Raises Problem."""
+    write = manager.queue.submit(op)
     try:
-        return await manager.queue.write(op)
+        return await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
+    except TimeoutError:
+        done = "nothing was done" if manager.queue.withdraw(write) else "it may be done later"
+        raise unavailable(f"the device does not take writes; {done}") from None
     except Unavailable as error:
         raise unavailable(f"the queue does not take writes: {error}") from error
 
 
 async def read(manager: Manager, op: deliveries.Op) -> Any:
-    """A read of the database."""
+    """A read of the database. Raises Problem."""
     try:
-        return await manager.queue.read(op)
+        return await asyncio.wait_for(manager.queue.read(op), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; hostguard status does") from None
     except Unavailable as error:
         raise unavailable(f"the queue cannot be read: {error}") from error
 
@@ -42,14 +52,19 @@ async def delivery(manager: Manager, id_: int) -> Delivery:
 async def pause(manager: Manager, mind: str | None, on: bool) -> None:
     """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
     _known(manager, mind)
-    key = pause_key(mind)
+    key, before = pause_key(mind), manager.policy.paused(mind)
     if on:
         # At once, whatever the card does: nothing may start while the setting is being stored.
         manager.policy.set(key, True)
         for turn in manager.runner.live:
             if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
                 turn.revoked = True
-    await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None))
+    try:
+        await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None))
+    except Problem:
+        manager.policy.set(key, True if before else None)
+        touch(manager)
+        raise
     manager.policy.set(key, True if on else None)
     who = mind or "the guard"
     event, text = (

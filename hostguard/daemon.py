@@ -89,9 +89,10 @@ class Daemon:
         serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
         self._watch()
         self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
-        await asyncio.wait(
-            [serving, asyncio.create_task(self._stop.wait())], return_when=asyncio.FIRST_COMPLETED
-        )
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not self._stop.is_set():
+            self._failure = "the API server ended by itself"
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
         server.should_exit = server.force_exit = True
@@ -183,11 +184,16 @@ def main() -> None:
         print(f"hostguardd {__version__}")
         return
     if sys.argv[1:]:
-        print("usage: hostguardd [--version]\nIt is configured in hostguard.toml(5).", file=sys.stderr)
-        sys.exit(2)
+        asked = sys.argv[1:] == ["--help"]
+        print(
+            "usage: hostguardd [--version]\nThe daemon; it is configured in hostguard.toml(5).",
+            file=sys.stdout if asked else sys.stderr,
+        )
+        sys.exit(0 if asked else 2)
     os.umask(0o077)
     journal = Journal("hostguardd")
     logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)], format="%(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
         paths.RUNTIME.chmod(0o755)

@@ -49,3 +49,10 @@ def queue_full(detail: str) -> Problem:
 def unavailable(detail: str, retry_after: int = 10) -> Problem:
     """Not now; nothing was done."""
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail, retry_after)
+
+
+def internal(error: Exception) -> Problem:
+    """A fault of ours."""
+    return Problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "internal", f"{error!r}: journalctl -u hostguard has the details"
+    )
