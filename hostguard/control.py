@@ -15,7 +15,6 @@ from hostguard.problems import Problem, bad_request, conflict, unavailable, unkn
 from hostguard.queue import Refused, Unavailable
 from hostguard.systemd import SystemdError, SystemdLost
 
-
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
 
 
