@@ -1,0 +1,77 @@
+"""hostguard demo: the incident, replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hostguard import paths
+from hostguard.cli.common import json_option, print_json
+from hostguard.cli.errors import FAILED, CliError
+from hostguard.demo import draw, guarded, plain
+from hostguard.demo.host import prepared
+from hostguard.demo.plan import BLOCK, SIZE, SIZE_MAX
+from hostguard.demo.results import failures
+from hostguard.demo.signals import Signals
+from hostguard.demo.view import choose
+from hostguard.keys import size as read_size
+
+
+def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Bytes of a size such as "6M". Raises click.BadParameter."""
+    try:
+        size = read_size(value, 1024)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of bytes, or one with K, M or G") from None
+    if not BLOCK <= size <= SIZE_MAX:
+        raise click.BadParameter(f"{value} is not from {BLOCK >> 10}K to {SIZE_MAX >> 30}G")
+    return size
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "base",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help=f"Write in a new folder in this one, so on its device. Default: {paths.STATE}",
+)
+@click.option(
+    "--size",
+    metavar="BYTES",
+    default=f"{SIZE >> 20}M",
+    show_default=True,
+    callback=parse_size,
+    help="What each turn writes.",
+)
+@json_option
+def command(base: Path | None, size: int, as_json: bool) -> int:
+    """Replay the incident, unguarded and guarded.
+
+    Three heartbeats fire in the same second and a message to a channel wakes twelve minds; each of these
+    15 turns writes to the device. First as plain processes, then under the guard with a global cap of 2.
+    A bystander writes 4 KiB and flushes it four times a second, and tells what it felt.
+
+    \b
+    It needs root. While it runs the host has minds demo-* and a channel #demo, and in the second half a
+    global cap of 2 for everybody. All that is undone at the end, after an error and after Ctrl-C.
+
+    \b
+    Examples:
+      hostguard demo
+      hostguard demo --dir /mnt/card --size 3M
+    """
+    view, width, ink = choose(as_json)
+    signals = Signals()
+    with signals.caught(), prepared(base or paths.STATE, size, signals) as host:
+        before = plain.run(host, view, signals)
+        host.clear()
+        after = guarded.run(host, view, signals)
+    broken = failures(before, after)
+    if as_json:
+        print_json(draw.as_dict(before, after, broken, str(base or paths.STATE), size))
+    else:
+        click.echo(draw.summary(before, after, width, ink))
+    for text in broken:
+        CliError(text).show()
+    return FAILED if broken else 0
