@@ -226,6 +226,7 @@ def test_max_wait_ends_with_75_and_runs_nothing(host: Host) -> None:
 def test_a_killed_holder_frees_the_slot_at_once(host: Host) -> None:
     holder = host.hold_slot("a")
     waiter = host.wait_held("--mind", "a", "--", "date", "+%s.%N")
+    time.sleep(0.3)  # its first looks are over
     killed = time.time()
     holder.kill()
     out, _ = waiter.communicate(timeout=10)
