@@ -107,26 +107,31 @@ class Card:
 
     def _write_settings(self, full_speed: bool = False) -> None:
         speed = dict.fromkeys(self._speed, 0.0) if full_speed else self._speed
-        new = self._dir / "settings.new"
+        new = self.folder / "settings.new"
         new.write_text(json.dumps({**speed, "stopped": self._stopped and not full_speed}))
-        new.replace(self._dir / "settings")
+        new.replace(self.folder / "settings")
 
     def _make(self) -> None:
         _sweep()
-        self._dir = Path(tempfile.mkdtemp(prefix="card-", dir=BASE))
-        self._undo.callback(_discard, self._dir)
-        self._undo.enter_context(_locked(self._dir / "lock"))
-        self.mount = self._wanted_mount or self._dir / "mount"
+        self.folder = Path(tempfile.mkdtemp(prefix="card-", dir=BASE))
+        self._undo.callback(_discard, self.folder)
+        self._undo.enter_context(_locked(self.folder / "lock"))
+        self.mount = self._wanted_mount or self.folder / "mount"
         self._write_settings(full_speed=True)
-        image = self._dir / "fuse" / "card"
+        image = self.folder / "fuse" / "card"
         image.parent.mkdir()
-        memory = [str(PLUGIN), f"size={self.size_mib << 20}", f"settings={self._dir}/settings"]
+        memory = [str(PLUGIN), f"size={self.size_mib << 20}", f"settings={self.folder}/settings"]
         # Each dies with the one that started it. A session of their own, so that Ctrl-C leaves them to us.
         die = ["setpriv", "--pdeathsig", "KILL"]
         command = [*die, "nbdfuse", str(image), "[", *die, "nbdkit", "-f", "python", *memory, "]"]
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        with (self.folder / "log").open("wb") as log:
+            server = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self._undo.callback(_end, server)
-        _wait(image.exists, "nbdfuse shows no file", while_alive=server)
+        _wait(lambda: image.exists() or server.poll() is not None, "nbdfuse shows no file")
+        if server.returncode is not None:
+            raise CardError(f"nbdfuse ended: {(self.folder / 'log').read_text().strip()}")
 
         if not self.mount.exists():
             self.mount.mkdir(parents=True)
@@ -167,10 +172,10 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def _wait(true: Callable[[], bool], problem: str, while_alive: subprocess.Popen[bytes] | None = None) -> None:
+def _wait(true: Callable[[], bool], problem: str) -> None:
     end = time.monotonic() + WAIT_S
     while not true():
-        if time.monotonic() > end or (while_alive and while_alive.poll() is not None):
+        if time.monotonic() > end:
             raise CardError(problem)
         time.sleep(0.005)
 

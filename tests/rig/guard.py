@@ -1,0 +1,142 @@
+"""hostguard.service of the checkout, under a test, in a guest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+DISK = Path("/disk")  # the machine's own disk, see `guest`
+STATE = Path("/var/lib/hostguard")
+UNIT = "hostguard.service"
+
+COMMAND = """#!/bin/sh
+# From the checkout, as the package would install it.
+PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1 exec {python} -m {module} "$@"
+"""
+
+
+def install() -> None:
+    """The commands on PATH and the shipped units, as the package has them."""
+    for name, module in (("hostguard", "hostguard.cli"), ("hostguardd", "hostguard.daemon")):
+        script = Path("/usr/bin", name)
+        script.write_text(COMMAND.format(root=ROOT, python=sys.executable, module=module))
+        script.chmod(0o755)
+    for unit in (ROOT / "units").iterdir():
+        Path("/etc/systemd/system", unit.name).write_bytes(unit.read_bytes())
+    run("groupadd", "--force", "--system", "hostguard")
+    systemctl("daemon-reload")
+
+
+class Guard:
+    """hostguard.service with a configuration and an empty state folder of its own, and its command line."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+        self._mounted = False
+
+    def start(self, config: str = "", state: Path | None = None) -> None:
+        """Start and wait until it is ready. `state`: an empty folder, by default a fresh one on a real disk."""
+        self.configure(config)
+        state = state or Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
+        STATE.mkdir(exist_ok=True)
+        run("mount", "--bind", str(state), str(STATE))
+        self._mounted = True
+        systemctl("start", UNIT)
+
+    def configure(self, config: str) -> None:
+        """Write the configuration; `reload` applies it."""
+        Path("/etc/hostguard").mkdir(exist_ok=True)
+        Path("/etc/hostguard/hostguard.toml").write_text(config)
+
+    def stop(self) -> None:
+        """Stop the daemon; turns stay."""
+        systemctl("stop", UNIT)
+
+    def restart(self) -> None:
+        """Restart, or start again, and wait until it is ready."""
+        systemctl("restart", UNIT)
+
+    def reload(self) -> None:
+        """Reload the configuration, and wait until that is done."""
+        self.cli("reload")
+
+    def kill(self, signal: str = "KILL") -> None:
+        """Send a signal to the daemon's main process. systemd starts it again."""
+        systemctl("kill", "--kill-whom=main", f"--signal={signal}", UNIT)
+
+    def wait_ready(self) -> None:
+        """Wait until the daemon, killed a moment ago, answers."""
+        wait_for(lambda: self.cli("status", check=False).returncode == 0)
+
+    @property
+    def pid(self) -> int:
+        """The daemon's main process, 0 while there is none."""
+        return int(run("systemctl", "show", "--value", "--property=MainPID", UNIT).stdout)
+
+    def cli(
+        self, *args: str, check: bool = True, input: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`hostguard ARGS`, with nothing on its standard input by default."""
+        done = subprocess.run(
+            ["hostguard", *args], input=input or "", capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0 or not check, done
+        return done
+
+    def json(self, *args: str) -> Any:
+        """What `hostguard ARGS --json` prints."""
+        return json.loads(self.cli(*args, "--json").stdout)
+
+    def client(self) -> httpx.Client:
+        """An HTTP client of the API, to be closed."""
+        transport = httpx.HTTPTransport(uds="/run/hostguard/hostguard.sock")
+        return httpx.Client(transport=transport, base_url="http://hostguard", timeout=60)
+
+    def scopes(self) -> list[str]:
+        """The turns' scopes that systemd has, in any state."""
+        listed = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "hostguard-turn-*").stdout
+        return [line.split()[0] for line in listed.splitlines()]
+
+    def journal(self, *matches: str) -> list[dict[str, Any]]:
+        """The journal's entries since the test began that match, e.g. "MESSAGE_ID=..." or "_SYSTEMD_UNIT=..."."""
+        run("journalctl", "--sync")
+        found = run("journalctl", "--output=json", "--all", f"--since=@{self.began:.6f}", *matches).stdout
+        return [json.loads(line) for line in found.splitlines()]
+
+    def close(self) -> list[str]:
+        """Take everything away; the scopes that were still there."""
+        subprocess.run(["systemctl", "stop", UNIT, "hostguard.socket"], check=True)
+        left = self.scopes()
+        systemctl("stop", "hostguard.slice")
+        subprocess.run(["systemctl", "reset-failed"], check=True)
+        if self._mounted:
+            run("umount", str(STATE))
+            self._mounted = False
+        run("rm", "-rf", "/etc/hostguard", "/run/hostguard")
+        return left
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done
+    return done
+
+
+def systemctl(*args: str) -> None:
+    run("systemctl", *args)
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

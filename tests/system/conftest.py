@@ -1,0 +1,34 @@
+"""A guest as a host with hostguard installed: the shipped units, the commands on PATH, the real paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import guard as rig
+import pytest
+from card import Card
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> None:
+    rig.install()
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    """A slow card: 4 ms per write, 4 MB/s. `card.mount` is on it."""
+    with Card() as made:
+        yield made
+
+
+@pytest.fixture
+def guard(request: pytest.FixtureRequest) -> Iterator[rig.Guard]:
+    """The daemon, not started yet; see Guard.start."""
+    if "card" in request.fixturenames:
+        request.getfixturevalue("card")  # first, so that the guard's state leaves it before it goes
+    guard = rig.Guard()
+    try:
+        yield guard
+    finally:
+        left = guard.close()
+    assert not left, f"the test left turns behind: {left}"
