@@ -1,0 +1,228 @@
+"""The guest, from outside: what comes through, and that nothing stays behind. Runs on the machine, as root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+RIG = Path(__file__).parent
+GUESTS = Path(os.environ.get("XDG_CACHE_HOME", "/var/cache"), "hostguard-rig/guests")
+
+
+@pytest.fixture(scope="session")
+def tree() -> Path:
+    made = subprocess.run([RIG / "tree", "bookworm"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(made.stdout.strip())
+
+
+@pytest.fixture
+def guest(tree: Path) -> list[str]:
+    return [str(RIG / "guest"), "-r", str(tree)]
+
+
+def run(command: list[str], input: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=60, check=False)
+
+
+def cgroups() -> set[str]:
+    """The guests' cgroups, seen without a mount of the machine's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = f"mount -t cgroup2 none {folder} && ls {folder}"
+        seen = run(["unshare", "--mount", "sh", "-c", script])
+    assert seen.returncode == 0, seen
+    return {name for name in seen.stdout.split() if name.startswith("hostguard-guest-")}
+
+
+def folders() -> set[str]:
+    return {path.name for path in GUESTS.iterdir() if path.is_dir()}
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Other guests of the machine may come and go meanwhile; ours is gone with all it had."""
+    mounts, before = Path("/proc/self/mountinfo").read_text(), folders()
+    yield
+    assert [name for name in folders() - before if not in_use(name)] == []
+    assert {name.removeprefix("hostguard-guest-") for name in cgroups()} <= folders()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+def in_use(name: str) -> bool:
+    return run(["flock", "--nonblock", str(GUESTS / name / "lock"), "true"]).returncode != 0
+
+
+def wait_for_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+# -- what comes through
+
+
+def test_standard_streams_and_the_exit_status_are_the_commands(guest: list[str]) -> None:
+    with nothing_left():
+        done = run([*guest, "--", "sh", "-c", "cat; echo oops >&2; exit 7"], input="one\ntwo\n")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "one\ntwo\n", "oops\n")
+
+
+def test_arguments_variables_and_the_folder_arrive_unchanged(guest: list[str]) -> None:
+    odd = "a b $HOME ${x} $$ %n %% \\ \"'"
+    script = 'printf "%s|%s|%s" "$1" "$VALUE" "$PWD"'
+    done = run([*guest, "-e", f"VALUE={odd}", "-w", "/usr/lib", "--", "sh", "-c", script, "sh", odd])
+    assert done.stdout == f"{odd}|{odd}|/usr/lib", done
+
+
+def test_folders_are_shown_and_the_tree_is_not_written_to(
+    guest: list[str], tree: Path, tmp_path: Path
+) -> None:
+    script = "echo in >/rw/out && echo in >/etc/new && ! echo in >/ro/out && cat /ro/file"
+    (tmp_path / "file").write_text("shown")
+    done = run([*guest, "-b", f"{tmp_path}:/rw", "-B", f"{tmp_path}:/ro", "--", "sh", "-c", script])
+    assert (done.returncode, done.stdout) == (0, "shown"), done
+    assert (tmp_path / "out").read_text() == "in\n"
+    assert not (tree / "etc/new").exists()
+
+
+def test_systemd_is_whole_and_the_machines_settings_are_out_of_reach(guest: list[str]) -> None:
+    script = """
+set -e
+test "$(cat /proc/1/comm)" = systemd
+test "$(systemctl is-system-running)" = running
+systemd-run --quiet --on-active=1ms --unit=timer touch /run/fired
+systemd-run --quiet --scope --unit=turn systemd-cat echo spoken
+journalctl --sync
+journalctl --quiet --output=cat --unit=turn.scope | grep -qx spoken
+test "$(runuser -u nobody -- id -un)" = nobody
+curl --silent --max-time 1 http://127.0.0.1:1 || test $? = 7
+! sysctl -q kernel.panic=1 2>/dev/null
+until test -e /run/fired; do sleep 0.01; done
+"""
+    done = run([*guest, "--", "sh", "-c", script])
+    assert done.returncode == 0, done
+
+
+def test_disk_is_on_the_machines_own_disk(guest: list[str]) -> None:
+    done = run([*guest, "--", "stat", "--format=%d", "/disk"])
+    assert int(done.stdout) == GUESTS.stat().st_dev
+
+
+def test_a_terminal_is_passed_through_and_given_back_as_it_was(guest: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    termios.tcsetwinsize(ours, (33, 111))
+    script = "trap 'echo interrupted; exit 9' INT; test -t 0 && test -t 1 && stty size; sleep 60 & wait"
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *guest, "--", "sh", "-c", script],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    seen = b""
+    while b"33 111" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, b"\x03")
+    assert process.wait(30) == 9
+    assert b"interrupted" in os.read(ours, 4096)
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_what_cannot_work_is_named(guest: list[str], tmp_path: Path) -> None:
+    for command, problem in (
+        ([guest[0], "-r", str(tmp_path), "--", "true"], "has no systemd"),
+        ([guest[0], "--", "true"], "-r is needed"),
+        ([*guest, "-b", "/no/such", "--", "true"], "no such file or folder: /no/such"),
+        (guest, "no command"),
+    ):
+        done = run(command)
+        assert (done.returncode, problem in done.stderr) == (125, True), done
+
+
+# -- how it ends
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_goes_to_the_command_which_may_end_in_order(
+    guest: list[str], number: int, status: int
+) -> None:
+    script = "trap 'echo in order; exit 3' INT TERM; echo up; while sleep 0.1; do :; done"
+    with nothing_left(), start([*guest, "--", "sh", "-c", script]) as process:
+        assert wait_for_line(process) == "up\n"
+        process.send_signal(number)
+        assert wait_for_line(process) == "in order\n"
+        assert process.wait(10) == status
+
+
+def test_the_second_signal_ends_it_at_once(guest: list[str]) -> None:
+    script = "trap '' INT; echo up; while sleep 0.1; do :; done"
+    with nothing_left(), start([*guest, "--", "sh", "-c", script]) as process:
+        assert wait_for_line(process) == "up\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+
+
+def test_a_signal_while_it_boots(guest: list[str]) -> None:
+    for delay in (0.02, 0.05, 0.1, 0.2):
+        with nothing_left(), start([*guest, "--", "sleep", "60"]) as process:
+            time.sleep(delay)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) in (143, -signal.SIGTERM)
+
+
+def test_the_next_guest_sweeps_up_after_a_killed_one(guest: list[str]) -> None:
+    with nothing_left():
+        before = folders()
+        with start([*guest, "--", "sh", "-c", "echo up; sleep 60"]) as process:
+            assert wait_for_line(process) == "up\n"
+            (ours,) = {name for name in folders() - before if in_use(name)}
+            process.kill()
+        assert ours in folders()
+        assert run([*guest, "--", "true"]).returncode == 0
+        assert ours not in folders()
+        assert f"hostguard-guest-{ours}" not in cgroups()
+
+
+def test_two_at_once_do_not_meet(guest: list[str]) -> None:
+    script = "echo up; read line; test ! -e /disk/$line && touch /disk/$line && systemctl is-active hg.service; exit $line"
+    with (
+        nothing_left(),
+        start([*guest, "--", "sh", "-c", script]) as one,
+        start([*guest, "--", "sh", "-c", script]) as two,
+    ):
+        for process in (one, two):
+            assert wait_for_line(process) == "up\n"
+        assert one.communicate("5\n", timeout=20)[0] == "inactive\n"
+        assert two.communicate("5\n", timeout=20)[0] == "inactive\n"
+        assert (one.returncode, two.returncode) == (5, 5)
+
+
+def test_boot_and_teardown_are_quick(guest: list[str]) -> None:
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert run([*guest, "--", "true"]).returncode == 0
+        took.append(time.monotonic() - began)
+    assert min(took) < 1.0
+
+
+@contextlib.contextmanager
+def start(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
