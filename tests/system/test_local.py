@@ -1,110 +1,25 @@
-"""`hostguard run` and `hostguard status` without the daemon, on real scopes. Runs in the guest, as root."""
+"""`hostguard run` and `hostguard status` without the daemon, on real scopes."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import shutil
 import signal
-import socketserver
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
-from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-ODD = "Ü-x/ \\y"  # a name of which nothing may go into a unit name as it is
-
-CONFIG = """
-[limits]
-global_concurrent_turns = 2
-[turn]
-tasks_max = 77
-io_weight = 42
-"""
-
-
-class Host:
-    """The command line in a runtime folder of its own, with minds a, b, c and an oddly named one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        minds = "".join(
-            f'[minds.{json.dumps(name, ensure_ascii=False)}]\ncommand = ["/bin/true"]\nuser = "root"\n'
-            for name in ("a", "b", "c", ODD)
-        )
-        (folder / "hostguard.toml").write_text(CONFIG + minds)
-        self.env = {
-            **os.environ,
-            "HOSTGUARD_CONFIG": str(folder / "hostguard.toml"),
-            "HOSTGUARD_RUNTIME": str(folder / "run"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        self.started: list[subprocess.Popen[str]] = []
-
-    def argv(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "hostguard.cli", *args]
-
-    def __call__(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        if "input" not in options:
-            options.setdefault("stdin", subprocess.DEVNULL)
-        return subprocess.run(
-            self.argv(*args), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=60, check=False,
-            **options,
-        )  # fmt: skip
-
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.argv(*args), cwd=ROOT, env=self.env, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.started.append(process)
-        return process
-
-    def live(self) -> list[dict[str, Any]]:
-        live: list[dict[str, Any]] = json.loads(self("status", "--json").stdout)["live"]
-        return live
-
-    def hold_slot(self, mind: str) -> subprocess.Popen[str]:
-        """A turn of `mind` that has started."""
-        process = self.start("run", "--mind", mind, "--", "sh", "-c", "echo up; exec sleep 60")
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        return process
-
-    def wait_held(self, *args: str) -> subprocess.Popen[str]:
-        """A `hostguard run` that has just found the slot taken."""
-        process = self.start("run", "-v", *args)
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert "held" in line, line
-        return process
-
-    def close(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate(timeout=10)
+from bare import ODD, ROOT, Host, bare_host
+from guard import systemctl, wait_for
 
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    with tempfile.TemporaryDirectory(prefix="hg") as folder:
-        Path(folder).chmod(0o755)
-        made = Host(Path(folder))
+    with bare_host() as made:
         yield made
-        made.close()
-    subprocess.run(["systemctl", "stop", "hostguard.slice"], check=True)
 
 
 @contextmanager
@@ -118,15 +33,8 @@ def systemd_run(*args: str) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["systemctl", "stop", unit], check=True)
+        systemctl("stop", unit)
         process.communicate()
-
-
-def wait_for(happened: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 # -- the command is the caller's own
@@ -236,7 +144,7 @@ def test_a_killed_holder_frees_the_slot_at_once(host: Host) -> None:
 def test_stopping_the_scope_frees_the_slot(host: Host) -> None:
     holder = host.hold_slot("a")
     waiter = host.wait_held("--mind", "a", "true")
-    subprocess.run(["systemctl", "stop", host.live()[0]["unit"]], check=True)
+    systemctl("stop", host.live()[0]["unit"])
     assert waiter.wait(10) == 0
     assert holder.wait(10) == -signal.SIGTERM
 
@@ -245,7 +153,7 @@ def test_children_that_outlive_the_command_keep_the_slot(host: Host) -> None:
     script = "setsid sleep 60 >/dev/null 2>&1 & exit 0"
     assert host("run", "--mind", "a", "--", "sh", "-c", script).returncode == 0
     assert host("run", "--mind", "a", "--max-wait", "300ms", "true").returncode == 75
-    subprocess.run(["systemctl", "stop", "hostguard-turn-a-*.scope"], check=True)
+    systemctl("stop", "hostguard-turn-a-*.scope")
     assert host("run", "--mind", "a", "--max-wait", "300ms", "true").returncode == 0
 
 
@@ -276,54 +184,8 @@ def test_an_unknown_mind_is_refused(host: Host) -> None:
 
 
 def test_only_root_runs_turns_without_the_daemon(host: Host) -> None:
-    done = unprivileged(host, "run", "--mind", "a", "true")
+    done = host.unprivileged("run", "--mind", "a", "true")
     assert (done.returncode, "only root" in done.stderr) == (3, True)
-
-
-# -- beside a daemon
-
-
-def test_a_lock_that_nobody_answers_for_is_named(host: Host) -> None:
-    (host.folder / "run").mkdir()
-    with (host.folder / "run" / "gate.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = host("run", "--mind", "a", "true")
-    assert (done.returncode, "gate.lock is held" in done.stderr) == (1, True)
-
-
-def test_a_waiting_run_moves_over_to_a_daemon_that_comes_up(host: Host) -> None:
-    host.hold_slot("a")
-    waiter = host.wait_held("--mind", "a", "--", "touch", str(host.folder / "ran"))
-    asked = []
-
-    class Daemon(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply(b"{}")
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            asked.append((self.path, json.loads(body)["mind"]))
-            self.reply(b'{"event": "expired"}\n')
-
-        def reply(self, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with (host.folder / "run" / "gate.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with socketserver.ThreadingUnixStreamServer(
-            str(host.folder / "run" / "hostguard.sock"), Daemon
-        ) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            assert waiter.wait(20) == 75
-            server.shutdown()
-    assert asked == [("/v1/run", "a")]
-    assert not (host.folder / "ran").exists()
 
 
 def test_the_runtime_folder_may_go_and_come_back(host: Host) -> None:
@@ -340,7 +202,7 @@ def test_the_runtime_folder_may_go_and_come_back(host: Host) -> None:
 def test_status_shows_live_turns_and_says_that_the_daemon_is_away(host: Host) -> None:
     assert "Live turns: 0" in host("status").stdout
     holder = host.hold_slot("a")
-    for done in (host("status"), unprivileged(host, "status")):
+    for done in (host("status"), host.unprivileged("status")):
         assert done.returncode == 3
         assert "hostguard-turn-a-x" in done.stdout
         assert "not running" in done.stderr
@@ -351,10 +213,3 @@ def test_status_shows_live_turns_and_says_that_the_daemon_is_away(host: Host) ->
     assert abs(turn["started_at"] / 1000 - time.time()) < 30
     holder.kill()
     wait_for(lambda: host.live() == [], 3)
-
-
-def unprivileged(host: Host, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *host.argv(*args)],
-        cwd=ROOT, env=host.env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
