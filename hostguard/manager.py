@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hostguard import deliveries, turns
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 TRIM_EVERY = 100  # ended rows between two looks at the history
 READ_AGAIN_MS = 1_000  # a row that could not be read is tried again after this
-AGAIN_MS = 100  # a turn that never ran has the same name next time: systemd must have forgotten it
 # The wall clock may jump (a Pi has no clock of its own): a timer for a wall time looks again this often.
 CLOCK_CHECK_S = 30.0
 
@@ -204,11 +204,12 @@ class Manager:
             self.runner.give_up(turn, "the queue cannot be read")
             return
         mind = self.policy.config.minds.get(row.mind)
-        if found is None or found[0].state is not State.QUEUED or mind is None:
+        # DELIVERING: it was given back a moment ago, and that is not stored yet.
+        if found is None or found[0].state.final or mind is None:
             log.warning("row %d is not queued any more; its turn is not started", row.id)
             self.runner.give_up(turn, "the row is gone")
             return
-        delivery, payload = found
+        delivery, payload = replace(found[0], attempts=self._attempts.get(row.id, 0)), found[1]
         turn.delivery = delivery
         turn.held_ms = self._end_hold(delivery, turn.since)
         turn.max_turn = mind.limits.max_turn
@@ -265,7 +266,7 @@ class Manager:
             ending.back or (ending.failed and attempts < turns.ATTEMPTS_MAX)
         )
         if again:
-            not_before = now + (turns.backoff(attempts) if ending.failed else AGAIN_MS)
+            not_before = now + turns.backoff(attempts) if ending.failed else row.not_before
             if ending.back:
                 turns.forget(turn_id)  # now: its next turn has the same id
             write = self.write(

@@ -21,6 +21,8 @@ from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
+# A turn that was dismissed has the same name at its next start: systemd may not have forgotten it yet.
+FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 FOREIGN_CHECK_S = 10.0  # a foreign scope that failed stays loaded and sends no signal
 
 
@@ -98,11 +100,10 @@ class Runner:
         assert turn.pid is not None
         properties = units.scope_properties(turn.live.mind, turn.description, limits, self.device, [turn.pid])
         try:
-            await self.systemd.start_scope(unit, properties)
+            await self._start_scope(unit, properties)
         except SystemdError as error:
             self._dismiss(turn)
-            exists = error.name.endswith(".UnitExists")  # the same turn, dismissed a moment ago
-            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=not exists, back=exists))
+            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.
@@ -117,6 +118,15 @@ class Runner:
             self._over(turn, self.ending_of(turn))
             return False
         return True
+
+    async def _start_scope(self, unit: str, properties: Sequence[units.Property]) -> None:
+        for pause in (*FORGET_S, None):
+            try:
+                return await self.systemd.start_scope(unit, properties)
+            except SystemdError as error:
+                if pause is None or not error.name.endswith(".UnitExists"):
+                    raise
+            await asyncio.sleep(pause)
 
     def _dismiss(self, turn: Turn) -> None:
         if turn.stub is not None:
