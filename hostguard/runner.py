@@ -113,7 +113,8 @@ class Runner:
             if self.connected:
                 self._spawn(self._refresh())
             return False
-        if turn.gone:
+        # The word may have been of an earlier turn of this name: a row that is tried again by request.
+        if turn.gone and not turns.populated(self.cgroup(unit, turn.live.mind)):
             self._dismiss(turn)
             self._over(turn, self.ending_of(turn))
             return False
