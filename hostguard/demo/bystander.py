@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard.demo.results import Write
+from hostguard.demo.writer import EVERY_S
 
 END_S = 60.0  # its last write may have to wait for all that was written before
 
@@ -36,10 +37,15 @@ class Bystander:
             self._process.stdin.write("go\n")
         self._reader.start()
 
-    @property
-    def last(self) -> float | None:
-        """How long its last write took, in seconds."""
-        return self._writes[-1][1] if self._writes else None
+    def feels(self, now: float) -> float | None:
+        """How long its last write took or, if that is longer, the next one takes already; in seconds.
+
+        `now` is seconds since the epoch. None before the first.
+        """
+        if not self._writes:
+            return None
+        at, took = self._writes[-1]
+        return max(took, now - at - max(took, EVERY_S))
 
     def end(self, start: float) -> tuple[Write, ...]:
         """Let it finish its write; all of them, with times since `start` (seconds since the epoch)."""
@@ -52,7 +58,8 @@ class Bystander:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
-        self._process.wait()
+        with self._process:  # closes its pipes, and waits
+            pass
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -80,7 +80,8 @@ def _follow(turns: dict[int, Turn], events: Events, start: float, view: View, by
             raise CliError(
                 f"no turn of the demo started or ended for {STUCK_S:g} s: hostguard status tells why"
             )
-        view.frame(list(turns.values()), time.time() - start, bystander.last)
+        now = time.time()
+        view.frame(list(turns.values()), now - start, bystander.feels(now))
 
 
 def after(turn: Turn, event: Mapping[str, Any], at: float) -> tuple[Turn, str, str]:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 import click
 
 from hostguard import client, paths
-from hostguard.cli.errors import CliError, NotRunning
+from hostguard.cli.errors import CliError, ConnectionLost, NotRunning
 from hostguard.demo.plan import CAP, MINDS, Note, configured, drop_in, read_note, restoring, space
 from hostguard.demo.signals import Signals
 from hostguard.units import mind_slice
 
-FOLDER = paths.DROP_INS[-1]
-FILE = FOLDER / "demo-minds.toml"
+DROP_INS = paths.DROP_INS[-1]
+FILE = DROP_INS / "demo-minds.toml"
 BACK_S = 15.0  # for a daemon that is being restarted
 ENDED_S = 120.0  # for turns that were stopped in the middle of a write to a stalled device
 GLOBAL = "global_concurrent_turns"
+FOLDER_PREFIX = "hostguard-demo-"
 
 
 class Host:
@@ -70,7 +71,7 @@ class Host:
     def _write_note(self) -> None:
         # In one step: the daemon may read it at any time.
         new = FILE.with_suffix(".new")
-        new.write_text(drop_in(self._note, self.size))
+        new.write_text(drop_in(self._note, self.size), encoding="utf-8")
         new.replace(FILE)
 
 
@@ -89,16 +90,15 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
         made = _make_drop_in_folder()
         host = None
         try:
-            if FILE.exists():
-                _undo(read_note(FILE.read_text(errors="replace")) or Note(""))
-            _refuse_known_minds()
+            _clean_up()
             host = Host(_fresh_folder(base, size), size)
             host.configure()
-            with signals.let():
-                yield host
-        except BaseException:
-            click.echo("ending the demo: its turns are stopped and what it changed is undone", err=True)
-            raise
+            try:
+                with signals.let():
+                    yield host
+            except BaseException:
+                click.echo("ending the demo: its turns are stopped, and what it changed is undone", err=True)
+                raise
         finally:
             try:
                 if host is not None:
@@ -106,7 +106,7 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
             finally:
                 if made:
                     with suppress(OSError):  # somebody put a file there meanwhile
-                        FOLDER.rmdir()
+                        DROP_INS.rmdir()
 
 
 @contextmanager
@@ -123,17 +123,23 @@ def _alone() -> Iterator[None]:
 
 def _make_drop_in_folder() -> bool:
     try:
-        FOLDER.mkdir(mode=0o755)
+        DROP_INS.mkdir(mode=0o755)
     except FileExistsError:
         return False
     return True
 
 
-def _refuse_known_minds() -> None:
+def _clean_up() -> None:
+    """Undo what a demo that was killed has left. Raises CliError if its names belong to somebody else."""
+    if FILE.exists():
+        _undo(read_note(FILE.read_text(errors="replace")) or Note(""))
     wanted = {configured(mind) for mind in MINDS}
-    known = sorted(wanted & {mind["name"] for mind in client.call("GET", "/v1/minds")["minds"]})
-    if known:
-        raise CliError(f"the host has a mind {known[0]} already, whose name the demo needs")
+    found = [mind for mind in client.call("GET", "/v1/minds")["minds"] if mind["name"] in wanted]
+    for mind in found:
+        if mind["state"] != "unknown":
+            raise CliError(f"the host has a mind {mind['name']} already, whose name the demo needs")
+    if found:  # rows outlive a reboot, the file does not
+        _end_turns()
 
 
 def _fresh_folder(base: Path, size: int) -> Path:
@@ -144,9 +150,12 @@ def _fresh_folder(base: Path, size: int) -> Path:
                 f"{base} has {free.f_bavail * free.f_frsize >> 20} MiB free, the demo needs"
                 f" {space(size) >> 20} MiB: choose another --dir or a smaller --size"
             )
-        return Path(tempfile.mkdtemp(prefix="hostguard-demo-", dir=base.resolve()))
+        str(base.resolve()).encode()
+        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=base.resolve()))
     except OSError as error:
         raise CliError(f"{base}: {error.strerror}") from None
+    except UnicodeEncodeError:
+        raise CliError(f"{base}: the name is not UTF-8: choose another --dir") from None
 
 
 def _global_limit() -> dict[str, Any]:
@@ -165,28 +174,26 @@ def _set_global_limit(value: int | str, runtime: bool) -> None:
 
 def _undo(note: Note) -> None:
     _wait_for_daemon()
-    steps: list[tuple[Callable[[], None], str]] = [
-        (_end_turns, "hostguard queue and hostguard turns list what is left"),
-        (lambda: _restore_limit(note), f"hostguard limit set {GLOBAL}={note.limit}"),
-        (_forget_minds, f"rm {FILE}; hostguard reload"),
-        (lambda: _remove(note.folder), f"rm -r {note.folder}"),
-    ]
     failed = []
-    for step, mend in steps:
+    for step in (_end_turns, lambda: _restore_limit(note), lambda: _remove(note.folder)):
         try:
             step()
         except (CliError, OSError, subprocess.SubprocessError) as error:
-            failed.append(f"{error}\n  still to be done: {mend}")
+            failed.append(str(error))
     if failed:
-        raise CliError("the demo could not be undone:\n" + "\n".join(failed))
+        # The note stays, too.
+        causes = "\n".join(dict.fromkeys(failed))
+        raise CliError(f"the demo could not be undone; the next `hostguard demo` does it first:\n{causes}")
+    FILE.unlink(missing_ok=True)
+    client.call("POST", "/v1/reload")
 
 
 def _wait_for_daemon() -> None:
     until = time.monotonic() + BACK_S
     while time.monotonic() < until:
         try:
-            client.call("GET", "/v1/status")
-        except NotRunning:
+            client.call("GET", "/v1/status", read_s=BACK_S)
+        except (NotRunning, ConnectionLost):
             time.sleep(0.2)
         except CliError:  # each step tells what it could not do
             return
@@ -195,10 +202,12 @@ def _wait_for_daemon() -> None:
 
 
 def _end_turns() -> None:
-    _cancel_queued()
-    # With their slices, which systemd would otherwise keep; it works without the daemon, too.
-    slices = [mind_slice(configured(mind)) for mind in MINDS]
-    subprocess.run(["systemctl", "stop", "--", *slices], check=True, timeout=ENDED_S)
+    try:
+        _cancel_queued()
+    finally:
+        # With their slices, which systemd would otherwise keep; this works without the daemon, too.
+        slices = [mind_slice(configured(mind)) for mind in MINDS]
+        subprocess.run(["systemctl", "stop", "--", *slices], check=True, timeout=ENDED_S)
     until = time.monotonic() + ENDED_S
     while _cancel_queued():
         if time.monotonic() > until:
@@ -228,12 +237,7 @@ def _restore_limit(note: Note) -> None:
         _set_global_limit(note.limit, note.runtime)
 
 
-def _forget_minds() -> None:
-    FILE.unlink(missing_ok=True)
-    client.call("POST", "/v1/reload")
-
-
 def _remove(folder: str) -> None:
-    if folder:
+    if Path(folder).name.startswith(FOLDER_PREFIX):  # a note may have been edited
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

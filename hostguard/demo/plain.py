@@ -26,7 +26,6 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
     turns: list[Turn] = []
     try:
         view.phase(NAME, f"{len(WAKES)} turns start in the same second")
-        bystander.begin()
         start = time.time()
         with signals.held():
             for wake in WAKES:
@@ -37,7 +36,9 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
                         stderr=subprocess.DEVNULL, start_new_session=True,
                     )
                 )  # fmt: skip
-                turns.append(Turn(wake.mind, wake.cause, 0.0, started=time.time() - start))
+                now = time.time() - start
+                turns.append(Turn(wake.mind, wake.cause, now, started=now))
+        bystander.begin()
         for turn in turns:
             view.line(turn.started or 0.0, "start", turn.name)
         while any(turn.ended is None for turn in turns):
@@ -48,7 +49,7 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
                 if turn.ended is None and (status := child.poll()) is not None:
                     turns[i] = replace(turn, ended=now, exit=status, outcome=f"exit status {status}")
                     view.line(now, "end", f"{turn.name}: exit status {status}")
-            view.frame(turns, now, bystander.last)
+            view.frame(turns, now, bystander.feels(start + now))
             time.sleep(LOOK_S)
         phase = Phase(NAME, tuple(turns), bystander.end(start))
         view.over(phase)

@@ -110,6 +110,9 @@ def failures(unguarded: Phase, guarded: Phase) -> list[str]:
         for turn in phase.turns
         if turn.exit != 0
     ]
+    broken += [
+        f"{phase.name}: the bystander wrote nothing" for phase in (unguarded, guarded) if not phase.felt.count
+    ]
     if (at_once := most_at_once(guarded.turns)) > CAP:
         broken.append(f"{guarded.name}: {at_once} turns ran at once, the cap was {CAP}")
     if guarded.scopes > CAP:

@@ -29,7 +29,7 @@ class View:
         """Something happened, `at` seconds from the start of the phase."""
 
     def frame(self, turns: Sequence[Turn], now: float, felt: float | None) -> None:
-        """How things are, `now` seconds from the start; `felt`: how long the bystander's last write took."""
+        """How things are, `now` seconds from the start; `felt`: what the bystander feels."""
 
     def over(self, phase: Phase) -> None:
         """A phase ended."""
@@ -72,7 +72,7 @@ class Screen(View):
         self._due = time.monotonic() + FRAME_S
         runs = sum(turn.started is not None and turn.ended is None for turn in turns)
         waits = sum(turn.started is None and turn.ended is None for turn in turns)
-        said = f"{runs} run, {waits} wait; the bystander's last write took {seconds(felt)}"
+        said = f"{runs} run, {waits} wait; the bystander's write takes {seconds(felt)}"
         lines = timeline(turns, now, max(self._scale, now), self._width, self._ink)
         self._draw([*lines, cut_with(said, self._width, self._ink)])
 
@@ -84,7 +84,7 @@ class Screen(View):
 
     def _draw(self, lines: Sequence[str]) -> None:
         over = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""  # up to its first line; clear all below
-        click.echo(over + "\n".join(lines))
+        print(over + "\n".join(lines), flush=True)
         self._drawn = len(lines)
 
 

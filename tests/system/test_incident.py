@@ -1,0 +1,193 @@
+"""`hostguard demo` on a slow card: what it tells, and that nothing of it is left, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from card import Card
+from guard import Guard, run
+
+RUNTIME = Path("/run/hostguard")
+GUARDED = "guarded: 15 turns start in the same second, with"
+CONFIG = """
+[minds.bob]
+command = ["/bin/true"]
+user = "root"
+"""
+
+
+@pytest.fixture
+def host(guard: Guard) -> Guard:
+    """A host with a mind of its own, and a cap that its operator has set for good."""
+    guard.start(CONFIG)
+    guard.cli("limit", "set", "global_concurrent_turns=7")
+    return guard
+
+
+def assert_nothing_left(host: Guard, card: Card) -> None:
+    assert not (RUNTIME / "hostguard.toml.d").exists()
+    caps = {
+        limit["name"]: (limit["value"], limit["source"]) for limit in host.json("limit", "show")["limits"]
+    }
+    assert caps == {"global_concurrent_turns": (7, "kept"), "mind_concurrent_turns": (1, "default")}
+    assert host.json("queue")["deliveries"] == []
+    assert [mind["name"] for mind in host.json("minds")["minds"]] == ["bob"]
+    assert host.scopes() == []
+    assert "demo" not in run("systemctl", "list-units", "--all", "--no-legend", "hostguard-*.slice").stdout
+    assert os.listdir(card.mount) == ["lost+found"]
+    assert f"{card.mount}/" not in run("ps", "-eo", "args").stdout
+    assert list((RUNTIME / "turns").iterdir()) == []
+
+
+@contextmanager
+def demo(card: Card, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """`hostguard demo`, on its way."""
+    command = ["hostguard", "demo", "--dir", str(card.mount), *args]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], heading: str, then: str) -> None:
+    """Read what the demo tells until a line with `then` that comes after one with `heading`."""
+    assert process.stdout is not None
+    reached = False
+    for line in process.stdout:
+        reached = reached or heading in line
+        if reached and then in line:
+            return
+    raise AssertionError(f"the demo ended before {heading!r}, {then!r}: {process.communicate()}")
+
+
+def test_the_guard_keeps_its_word_and_the_host_usable(host: Guard, card: Card) -> None:
+    told = json.loads(host.cli("demo", "--dir", str(card.mount), "--size", "512K", "--json").stdout)
+    before, after = told["unguarded"], told["guarded"]
+    assert told["failures"] == []
+    assert [len(phase["turns"]) for phase in (before, after)] == [15, 15]
+    assert all(turn["exit"] == 0 for turn in before["turns"] + after["turns"])
+    assert (before["turns_at_once"], before["scopes_at_once"]) == (15, 0)
+    assert (after["turns_at_once"], after["scopes_at_once"]) == (2, 2)
+    held = [turn["held"] for turn in after["turns"] if turn["held"]]
+    assert len(held) == 13
+    assert {hold["reason"] for hold in held} == {"global_cap", "mind_busy"}
+    assert all(hold["seconds"] > 0.1 for hold in held)
+    # 15 writers ahead of it, or 2.
+    assert before["bystander"]["max"] > 2 * after["bystander"]["max"]
+    assert after["seconds"] < 2 * before["seconds"]
+    assert_nothing_left(host, card)
+
+
+def test_what_it_prints(host: Guard, card: Card) -> None:
+    card.set_rate(16_000_000)
+    done = host.cli("demo", "--dir", str(card.mount), "--size", "512K")
+    lines = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert lines[0] == "unguarded: 15 turns start in the same second"
+    words = [line.split()[2] for line in lines if " s  " in line and line[:8].strip()[:1].isdigit()]
+    assert {word: words.count(word) for word in set(words)} == {"start": 30, "end": 30, "held": 13, "over": 2}
+    at = lines.index("Guarded: 15 turns, a global cap of 2")
+    pip = lines[at + 3]
+    assert pip.startswith("pip           ░")
+    assert "█" in pip
+    assert lines.index("Holds under the guard") < lines.index(
+        "What a bystander felt, who writes 4 KiB and flushes it four times a second"
+    )
+    assert_nothing_left(host, card)
+
+
+@pytest.mark.parametrize(
+    ("number", "heading", "then", "status"),
+    [
+        (signal.SIGINT, "unguarded:", "wabe message", 130),
+        (signal.SIGTERM, "unguarded:", "wabe message", 143),
+        (signal.SIGINT, GUARDED, "end ", 130),
+        (signal.SIGTERM, GUARDED, "end ", 143),
+    ],
+)
+def test_a_signal_ends_and_undoes_it(
+    host: Guard, card: Card, number: int, heading: str, then: str, status: int
+) -> None:
+    with demo(card, "--size", "512K") as process:
+        read_until(process, heading, then)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "what it changed is undone" in said
+    assert_nothing_left(host, card)
+
+
+def test_the_next_demo_undoes_what_a_killed_one_left(host: Guard, card: Card) -> None:
+    with demo(card, "--size", "512K") as process:
+        read_until(process, GUARDED, "end ")
+    assert host.json("limit", "show")["limits"][0]["value"] == 2
+    card.set_rate(None)
+    host.cli("demo", "--dir", str(card.mount), "--size", "512K")
+    assert os.listdir(RUNTIME / "hostguard.toml.d") == []
+    (RUNTIME / "hostguard.toml.d").rmdir()  # was there when the second one began
+    assert_nothing_left(host, card)
+
+
+def test_a_daemon_that_is_killed_meanwhile_ends_it(host: Guard, card: Card) -> None:
+    with demo(card, "--size", "512K") as process:
+        read_until(process, GUARDED, "end ")
+        host.kill()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert "hostguard went away" in said
+    assert_nothing_left(host, card)
+
+
+def test_a_turn_that_does_not_run_to_its_end_is_a_failure_with_a_name(host: Guard, card: Card) -> None:
+    with demo(card, "--size", "512K") as process:
+        read_until(process, GUARDED, "held   wabe")
+        (row,) = [row for row in host.json("queue")["deliveries"] if row["mind"] == "demo-wabe"]
+        host.cli("cancel", str(row["id"]))
+        out, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == "hostguard: guarded: wabe message: cancelled by request\n"
+    assert "Holds under the guard" in out
+    assert_nothing_left(host, card)
+
+
+def test_only_one_at_a_time(host: Guard, card: Card) -> None:
+    with demo(card, "--size", "512K") as process:
+        read_until(process, "unguarded:", "wabe message")
+        second = host.cli("demo", "--dir", str(card.mount), check=False)
+        assert (second.returncode, second.stderr) == (
+            1,
+            "hostguard: another `hostguard demo` runs on this host\n",
+        )
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert_nothing_left(host, card)
+
+
+def test_what_it_cannot_do_it_refuses_before_it_changes_anything(host: Guard, card: Card) -> None:
+    full = host.cli("demo", "--dir", str(card.mount), "--size", "100M", check=False)
+    assert full.returncode == 1
+    assert "choose another --dir or a smaller --size" in full.stderr
+    host.cli("pause")
+    paused = host.cli("demo", "--dir", str(card.mount), check=False)
+    assert (paused.returncode, "it is paused" in paused.stderr) == (1, True)
+    host.configure(CONFIG.replace("bob", "demo-pip") + CONFIG)
+    host.cli("resume")
+    host.reload()
+    taken = host.cli("demo", "--dir", str(card.mount), check=False)
+    assert (taken.returncode, "demo-pip already" in taken.stderr) == (1, True)
+    host.configure(CONFIG)
+    host.reload()
+    assert_nothing_left(host, card)
+    host.stop()
+    assert host.cli("demo", check=False).returncode == 3

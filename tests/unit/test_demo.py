@@ -1,0 +1,427 @@
+"""The demo: what it counts, draws and judges, and its small parts on real processes and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostguard import config
+from hostguard.cli.errors import CliError
+from hostguard.cli.show import columns
+from hostguard.demo import draw, guarded, plan
+from hostguard.demo.bystander import Bystander
+from hostguard.demo.draw import ASCII, UNICODE
+from hostguard.demo.plan import CAP, HEARTBEATS, MINDS, WAKES, Note
+from hostguard.demo.results import (
+    Held,
+    Phase,
+    Turn,
+    Write,
+    failures,
+    felt,
+    most_at_once,
+    overtakings,
+    percentile,
+)
+from hostguard.demo.signals import Signals
+from hostguard.demo.view import Lines, Screen
+
+
+def turn(id_: int, mind: str, started: float | None, ended: float | None, **more: Any) -> Turn:
+    exit_ = None if ended is None else 0
+    return replace(Turn(mind, "message", 0.0, started, ended, exit_, id=id_), **more)
+
+
+# A small story: mimsy's message waits behind her heartbeat, pip waits for the cap, wabe has not begun.
+STORY = (
+    turn(1, "mimsy", 0.0, 4.0, cause="heartbeat"),
+    turn(2, "whorl", 0.0, 5.0, cause="heartbeat"),
+    turn(3, "pip", 4.0, 8.0, cause="heartbeat", held=Held("global_cap", "a.scope", 4.0)),
+    turn(4, "mimsy", 5.0, None, due=1.0, held=Held("mind_busy", "mimsy-1.scope", 4.0)),
+    turn(5, "wabe", None, None, due=1.0, held=Held("global_cap", "a.scope")),
+)
+
+
+# -- figures
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "expected"),
+    [(0, 50, 0), (1, 50, 1), (1, 99, 1), (2, 50, 1), (3, 50, 2), (4, 50, 2), (100, 50, 50), (100, 99, 99),
+     (101, 99, 100), (1000, 99, 990), (13, 99, 13), (10, 100, 10)],
+)  # fmt: skip
+def test_a_percentile_is_the_nearest_rank(count: int, percent: float, expected: float) -> None:
+    assert percentile([float(i) for i in range(1, count + 1)], percent) == expected
+
+
+@given(st.lists(st.floats(0, 1e6)))
+def test_percentiles_are_measured_values_in_order(took: list[float]) -> None:
+    figures = felt(took)
+    assert figures.count == len(took)
+    assert figures.p50 <= figures.p99 <= figures.max
+    if took:
+        assert {figures.p50, figures.p99, figures.max} <= set(took)
+        assert figures.max == max(took)
+        assert sum(value <= figures.p50 for value in took) * 2 >= len(took)
+
+
+def test_a_bystander_s_writes_count_until_the_last_turn_ends() -> None:
+    writes = (Write(0.0, 0.1), Write(3.9, 0.3), Write(4.1, 9.0))
+    assert Phase("p", STORY[:1], writes).felt == felt([0.1, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("spans", "most"),
+    [
+        ([], 0),
+        ([(None, None)], 0),
+        ([(0, 2), (2, 4)], 1),
+        ([(0, 2), (1, 4)], 2),
+        ([(0, 9), (1, 2), (2, 3), (3, None), (3.5, 4)], 3),
+        ([(0, None), (5, None)], 2),
+    ],
+)
+def test_most_at_once(spans: list[tuple[float | None, float | None]], most: int) -> None:
+    assert most_at_once(turn(i, "pip", *span) for i, span in enumerate(spans)) == most
+
+
+# -- promises
+
+
+def overtaken(*turns: Turn) -> list[tuple[int, int]]:
+    return [(early.id, late.id) for early, late in overtakings(turns)]
+
+
+def test_order_is_by_id_among_minds_that_are_not_busy() -> None:
+    assert overtaken(*STORY) == []
+    assert overtaken(turn(1, "a", 3, 4), turn(2, "b", 1, 2)) == [(1, 2)]
+    assert overtaken(turn(1, "a", None, None), turn(2, "b", 1, 2)) == [(1, 2)]
+    assert overtaken(turn(1, "a", 1, 2), turn(2, "b", 1, 2)) == []
+
+
+def test_a_busy_mind_may_be_overtaken() -> None:
+    busy = turn(1, "a", 0, 2)
+    waiting = turn(2, "a", 2, 3)
+    assert overtaken(busy, waiting, turn(3, "b", 1, 2)) == []
+    assert overtaken(busy, replace(waiting, started=4), turn(3, "b", 3, 4)) == [(2, 3)]
+
+
+def test_the_turn_that_overtakes_its_own_mind_s_does_not_excuse_itself() -> None:
+    assert overtaken(turn(1, "a", 5, 6), turn(2, "a", 1, 9)) == [(1, 2)]
+
+
+def test_a_turn_that_was_not_due_yet_is_not_overtaken() -> None:
+    assert overtaken(turn(1, "a", 6, 7, due=5.0), turn(2, "b", 1, 2)) == []
+
+
+def phase(name: str, *turns: Turn, scopes: int = 0, writes: tuple[Write, ...] = (Write(0.0, 0.1),)) -> Phase:
+    return Phase(name, turns, writes, scopes)
+
+
+GOOD = (turn(1, "a", 0, 1), turn(2, "b", 0, 1), turn(3, "c", 1, 2))
+
+
+def test_no_failure_if_all_went_well() -> None:
+    assert failures(phase("unguarded", *GOOD), phase("guarded", *GOOD, scopes=CAP)) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (phase("guarded", *GOOD, turn(4, "d", 2, 3, exit=1, outcome="exit status 1")), "guarded: d message: exit status 1"),
+        (phase("guarded", *GOOD, turn(4, "d", None, None)), "guarded: d message: did not end"),
+        (phase("guarded", *GOOD, turn(4, "d", 0.5, 3)), "guarded: 3 turns ran at once, the cap was 2"),
+        (phase("guarded", *GOOD, scopes=3), "guarded: 3 scopes lived at once, the cap was 2"),
+        (phase("guarded", *GOOD, turn(4, "d", 4, 5), turn(5, "e", 3, 4)), "guarded: e message (5) started before d message (4)"),
+        (phase("guarded", *GOOD, writes=()), "guarded: the bystander wrote nothing"),
+    ],
+)  # fmt: skip
+def test_each_broken_promise_is_told(bad: Phase, said: str) -> None:
+    assert failures(phase("unguarded", *GOOD), bad)[0] == said
+
+
+def test_a_plain_turn_that_fails_is_told_too() -> None:
+    bad = phase("unguarded", *GOOD, turn(4, "d", 2, 3, exit=-9, outcome="exit status -9"))
+    assert failures(bad, phase("guarded", *GOOD)) == ["unguarded: d message: exit status -9"]
+
+
+# -- drawing
+
+TIMELINE = """\
+mimsy         ####....####
+whorl         #####
+pip           ....####
+bandersnatch
+borogove
+burble
+gimble
+jubjub
+rath
+slithy
+tove
+wabe           .......
+              |0s       |10s
+              # runs   2 two turn~"""
+
+
+def test_a_timeline() -> None:
+    story = [replace(t, ended=9.0) if t.id == 4 else t for t in STORY]
+    story[3] = replace(story[3], started=8.0, due=4.0, ended=12.0)
+    assert "\n".join(draw.timeline(story, 8.0, 20.0, 34, ASCII)) == TIMELINE
+
+
+def test_a_timeline_in_unicode_shows_two_turns_at_once() -> None:
+    rows = draw.timeline([turn(1, "pip", 0, 10), turn(2, "pip", 5, 20, due=5.0)], 20, 20, 34, UNICODE)
+    assert rows[2] == "pip           █████22222██████████"
+
+
+def test_a_turn_shorter_than_a_column_is_seen() -> None:
+    rows = draw.timeline([turn(1, "pip", 19.999, 20.0, due=19.999)], 20, 20, 34, ASCII)
+    assert rows[2] == "pip" + " " * 30 + "#"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(MINDS), st.floats(0, 50), st.floats(0, 50), st.floats(0, 50)), max_size=15
+    ),
+    st.integers(1, 200),
+    st.floats(0, 100),
+    st.sampled_from([ASCII, UNICODE]),
+)
+def test_a_timeline_never_leaves_its_width(
+    spans: list[tuple[str, float, float, float]], width: int, scale: float, ink: draw.Ink
+) -> None:
+    turns = [turn(i, m, due + a, due + a + b, due=due) for i, (m, due, a, b) in enumerate(spans)]
+    rows = draw.timeline(turns, 60.0, scale, width, ink)
+    assert len(rows) == len(MINDS) + 2
+    assert max(map(columns, rows)) <= width
+    assert ink is UNICODE or all(row.isascii() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", UNICODE), ("UTF-8", UNICODE), ("utf8", UNICODE), ("ascii", ASCII), ("iso8859-1", ASCII), (None, ASCII)],
+)  # fmt: skip
+def test_ink_is_what_the_encoding_can_show(encoding: str | None, expected: draw.Ink) -> None:
+    assert draw.ink(encoding) is expected
+
+
+HOLDS = """\
+MIND   TURN       REASON      HELD    AT FIRST BEHIND
+pip    heartbeat  global_cap  4.00 s  a.scope
+mimsy  message    mind_busy   4.00 s  mimsy-1.scope
+wabe   message    global_cap  -       a.scope"""
+
+
+def test_every_hold_is_in_the_table() -> None:
+    assert draw.holds(STORY, 80, ASCII) == HOLDS
+    assert draw.holds(STORY[:2], 80, ASCII) == "nothing was held"
+
+
+def test_a_table_that_is_too_wide_is_cut_in_ascii() -> None:
+    cut = draw.holds(STORY, 48, ASCII)
+    assert cut.isascii()
+    assert "mimsy-1.s~" in cut
+    assert max(map(len, cut.splitlines())) <= 48
+
+
+COMPARED = """\
+                      UNGUARDED  GUARDED  RATIO
+turns at once         2          2
+live scopes at once   0          2
+all turns done after  2.00 s     2.00 s
+bystander's writes    2          3
+  p50                 1.50 s     20 ms    75x
+  p99                 2.00 s     400 ms   5.0x
+  max                 2.00 s     400 ms   5.0x"""
+
+
+def test_the_phases_side_by_side() -> None:
+    unguarded = phase("unguarded", *GOOD, writes=(Write(0, 1.5), Write(1.5, 2.0)))
+    calm = phase("guarded", *GOOD, scopes=2, writes=(Write(0, 0.01), Write(0.3, 0.02), Write(0.6, 0.4)))
+    assert draw.compared(unguarded, calm, 80, ASCII) == COMPARED
+
+
+@pytest.mark.parametrize(
+    ("more", "less", "said"), [(2, 1, "2.0x"), (9.94, 1, "9.9x"), (9.96, 1, "10x"), (1, 4, "0.2x"), (1, 0, "-")]
+)  # fmt: skip
+def test_ratios(more: float, less: float, said: str) -> None:
+    assert draw.times(more, less) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "-"), (0.0004, "0 ms"), (0.9994, "999 ms"), (0.9996, "1.00 s"), (61.234, "61.23 s")]
+)  # fmt: skip
+def test_times(value: float | None, said: str) -> None:
+    assert draw.seconds(value) == said
+
+
+def test_the_json_has_what_the_summary_has() -> None:
+    unguarded = phase("unguarded", *GOOD, writes=(Write(0, 1.0),))
+    told = draw.as_dict(unguarded, phase("guarded", *STORY, scopes=2), ["x"], "/card", 1024)
+    assert json.loads(json.dumps(told)) == told
+    assert told["ratio"] == {"p50": 10, "p99": 10, "max": 10}
+    assert told["guarded"]["turns"][2]["held"] == {
+        "reason": "global_cap",
+        "blocker": "a.scope",
+        "seconds": 4.0,
+    }
+    assert told["guarded"]["scopes_at_once"] == 2
+    assert told["failures"] == ["x"]
+
+
+# -- what is asked of the guard
+
+
+def test_fifteen_turns_of_twelve_minds() -> None:
+    assert len(set(MINDS)) == 12
+    assert len(WAKES) == 15
+    assert set(HEARTBEATS) < set(MINDS)
+
+
+@pytest.mark.parametrize("folder", ["/card/hostguard-demo-x", '/a "b"\\c\n ü/hostguard-demo-x'])
+def test_the_drop_in_is_configuration_and_keeps_its_note(tmp_path: Path, folder: str) -> None:
+    note = Note(folder, 4, True)
+    file = tmp_path / "demo-minds.toml"
+    file.write_text(plan.drop_in(note, 6 << 20), encoding="utf-8")
+    loaded = config.load([file])
+    assert sorted(loaded.minds) == sorted(map(plan.configured, MINDS))
+    assert loaded.channels == {plan.CHANNEL: tuple(map(plan.configured, MINDS))}
+    mimsy = loaded.minds["demo-mimsy"]
+    assert mimsy.command == tuple(plan.command(Path(folder, "mimsy"), 6 << 20))
+    assert (mimsy.user, mimsy.concurrent_turns, mimsy.limits.max_turn) == ("root", 1, 600)
+    assert plan.read_note(file.read_text(encoding="utf-8")) == note
+
+
+@pytest.mark.parametrize("text", ["", "# undo: ", "# undo: []", '# undo: {"folders": 1}', "[minds.x]"])
+def test_a_note_that_makes_no_sense_is_none(text: str) -> None:
+    assert plan.read_note(text) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "expected"),
+    [
+        (4, "config", ("default", False)),
+        (None, "default", ("default", False)),
+        (4, "kept", (4, False)),
+        (None, "kept", ("unlimited", False)),
+        (0, "runtime", (0, True)),
+        (None, "runtime", ("unlimited", True)),
+    ],
+)
+def test_a_limit_is_set_again_as_it_was(
+    value: int | None, source: str, expected: tuple[object, bool]
+) -> None:
+    assert plan.restoring({"value": value, "source": source}) == expected
+
+
+def test_a_turn_follows_its_events() -> None:
+    waiting = Turn("pip", "heartbeat", 0.0, id=3)
+    held, *said = guarded.after(waiting, {"type": "held", "reason": "global_cap", "blocker": "x.scope"}, 0.1)
+    assert held.held == Held("global_cap", "x.scope")
+    assert said == ["held", "pip heartbeat: global_cap, behind x.scope"]
+    free, *_ = guarded.after(
+        held, {"type": "hold_ended", "reason": "global_cap", "blocker": "x.scope", "waited_ms": 2500}, 2.6
+    )
+    assert free.held == Held("global_cap", "x.scope", 2.5)
+    running, *said = guarded.after(free, {"type": "started"}, 2.6)
+    assert running.started == 2.6
+    assert said == ["start", "pip heartbeat after 2.5 s"]
+    over, *said = guarded.after(running, {"type": "ended"}, 3.0)
+    assert (over.ended, said) == (3.0, ["end", "pip heartbeat"])
+    assert guarded.after(waiting, {"type": "accepted"}, 0.0)[0] == waiting
+    with pytest.raises(CliError, match="no such file"):
+        guarded.after(running, {"type": "failed", "text": "no such file"}, 3.0)
+
+
+# -- small parts for real
+
+
+def test_a_bystander_writes_flushes_and_ends(tmp_path: Path) -> None:
+    bystander = Bystander(tmp_path / "file")
+    start = time.time()
+    assert bystander.feels(start) is None
+    bystander.begin()
+    time.sleep(0.9)
+    writes = bystander.end(start)
+    assert 2 <= len(writes) <= 4
+    assert all(0 < write.took < 1 for write in writes)
+    assert writes[0].at < 0.5
+    assert writes[1].at - writes[0].at == pytest.approx(0.25, abs=0.1)
+    assert (tmp_path / "file").stat().st_size == 4096 * len(writes)
+    felt_now = bystander.feels(writes[-1].at + start + 10.25)
+    assert felt_now == pytest.approx(10, abs=0.1)
+
+
+def test_a_signal_waits_for_the_end_of_a_change() -> None:
+    done = []
+    signals = Signals()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def change() -> None:
+        with signals.caught():
+            with signals.held():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+                done.append("whole")
+            done.append("never")
+
+    with pytest.raises(SystemExit) as end:
+        change()
+    assert done == ["whole"]
+    assert end.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_may_tear_what_is_let() -> None:
+    done = []
+    signals = Signals()
+
+    def change() -> None:
+        with signals.caught(), signals.held():
+            try:
+                with signals.let():
+                    done.append("begun")
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(1)
+                    done.append("never")
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+                done.append("undone")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert done == ["begun", "undone"]
+
+
+def test_one_line_per_event(capsys: pytest.CaptureFixture[str]) -> None:
+    view = Lines()
+    view.phase("guarded", "15 turns")
+    view.line(-0.001, "held", "pip heartbeat: global_cap")
+    view.line(12.345, "end", "pip heartbeat")
+    view.frame([], 13, 0.1)
+    assert capsys.readouterr().out == (
+        "guarded: 15 turns\n   0.00 s  held   pip heartbeat: global_cap\n  12.35 s  end    pip heartbeat\n"
+    )
+
+
+def test_a_screen_draws_over_what_it_drew(capsys: pytest.CaptureFixture[str]) -> None:
+    view = Screen(40, ASCII)
+    view.frame(STORY, 6.0, 0.5)
+    view.frame(STORY, 6.1, 0.5)  # too soon to be seen
+    first = capsys.readouterr().out
+    assert "\x1b" not in first
+    assert first.splitlines()[-1] == "1 run, 1 wait; the bystander's write ta~"
+    view.over(phase("guarded", *GOOD))
+    drawn = len(first.splitlines())
+    assert capsys.readouterr().out == f"\x1b[{drawn}F\x1b[J  done after 2.00 s\n"
