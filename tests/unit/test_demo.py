@@ -168,7 +168,7 @@ jubjub
 rath
 slithy
 tove
-wabe           .......
+wabe           .........
               |0s       |10s
               # runs   2 two turn~"""
 
@@ -176,7 +176,7 @@ wabe           .......
 def test_a_timeline() -> None:
     story = [replace(t, ended=9.0) if t.id == 4 else t for t in STORY]
     story[3] = replace(story[3], started=8.0, due=4.0, ended=12.0)
-    assert "\n".join(draw.timeline(story, 8.0, 20.0, 34, ASCII)) == TIMELINE
+    assert "\n".join(draw.timeline(story, 10.0, 20.0, 34, ASCII)) == TIMELINE
 
 
 def test_a_timeline_in_unicode_shows_two_turns_at_once() -> None:
@@ -184,9 +184,10 @@ def test_a_timeline_in_unicode_shows_two_turns_at_once() -> None:
     assert rows[2] == "pip           █████22222██████████"
 
 
-def test_a_turn_shorter_than_a_column_is_seen() -> None:
-    rows = draw.timeline([turn(1, "pip", 19.999, 20.0, due=19.999)], 20, 20, 34, ASCII)
-    assert rows[2] == "pip" + " " * 30 + "#"
+@pytest.mark.parametrize(("at", "column"), [(0.0, 14), (5.01, 19), (19.9, 33), (20.0, 33)])
+def test_a_turn_shorter_than_a_column_is_seen(at: float, column: int) -> None:
+    rows = draw.timeline([turn(1, "pip", at, at + 0.001, due=at)], 20, 20, 34, ASCII)
+    assert rows[2] == "pip".ljust(column) + "#"
 
 
 @given(
