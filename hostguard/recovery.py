@@ -99,6 +99,6 @@ def _resume(manager: Manager, turn_id: str, row: Delivery) -> None:
     if seen is not None:
         turn.description = seen.description
         live.remove(seen)
-        live.add(turn)
+        live.add(turn)  # it is watched by its name already
     else:
         manager.settle(row, turn, manager.runner.ending_of(turn))

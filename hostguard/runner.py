@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hostguard import turns, units
+from hostguard import cgroups, turns, units
 from hostguard.live import Live, Phase, Turn
 from hostguard.model import Delivery, Kind, Limits, LiveTurn, Mind
 from hostguard.spawner import Spawner, release
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 # A turn that was dismissed has the same name at its next start: systemd may not have forgotten it yet.
 FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-FOREIGN_CHECK_S = 10.0  # a foreign scope that failed stays loaded and sends no signal
 
 
 class Runner:
@@ -37,26 +36,27 @@ class Runner:
         self._on_up = on_up
         self._on_over = on_over
         self.spawner = Spawner()
-        self._cgroup = turns.CGROUP_ROOT
-        self._sweep: asyncio.TimerHandle | None = None
+        self._cgroup = cgroups.ROOT
+        self._watch = cgroups.Watch(self._emptied)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect to systemd and have processes ready. Raises SystemdLost, OSError."""
+        self._watch.open()
         await self.spawner.start()
         await self.systemd.start()
-        self._cgroup = turns.CGROUP_ROOT / (await self.systemd.control_group()).lstrip("/")
+        self._cgroup = cgroups.ROOT / (await self.systemd.control_group()).lstrip("/")
 
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        self._watch.close()
         await self.systemd.close()
         self.spawner.close()
 
     def cgroup(self, unit: str, mind: str) -> Path:
         """The cgroup folder of a turn's scope."""
-        return self._cgroup / units.SLICE / units.mind_slice(mind) / unit
+        slices = self._cgroup / units.SLICE
+        return slices / units.mind_slice(mind) / unit if mind else slices / unit
 
     # -- starting
 
@@ -93,7 +93,12 @@ class Runner:
         if not await self._bring_up(turn, limits):
             return False
         turn.phase = Phase.RUNNING
+        self.watch(turn)
         return True
+
+    def watch(self, turn: Turn) -> None:
+        """Follow a turn whose process is not our own stub."""
+        self._watch.add(turn.live.unit, self.cgroup(turn.live.unit, turn.live.mind))
 
     async def _bring_up(self, turn: Turn, limits: Limits) -> bool:
         unit = turn.live.unit
@@ -114,7 +119,7 @@ class Runner:
                 self._spawn(self._refresh())
             return False
         # The word may have been of an earlier turn of this name: a row that is tried again by request.
-        if turn.gone and not turns.populated(self.cgroup(unit, turn.live.mind)):
+        if turn.gone and not cgroups.populated(self.cgroup(unit, turn.live.mind)):
             self._dismiss(turn)
             self._over(turn, self.ending_of(turn))
             return False
@@ -135,8 +140,9 @@ class Runner:
 
     def _stub_ended(self, turn: Turn) -> None:
         self._unfollow(turn)
-        if turns.populated(self.cgroup(turn.live.unit, turn.live.mind)):
+        if cgroups.populated(self.cgroup(turn.live.unit, turn.live.mind)):
             turn.phase = Phase.LINGERING
+            self.watch(turn)
         else:
             self._over(turn, self.ending_of(turn))
 
@@ -159,6 +165,7 @@ class Runner:
 
     def _over(self, turn: Turn, ending: turns.Ending) -> None:
         if self.live.remove(turn):
+            self._watch.remove(turn.live.unit)
             self._unfollow(turn)
             self._on_over(turn, ending)
 
@@ -178,14 +185,15 @@ class Runner:
     # -- what systemd tells
 
     def systemd_up(self, scopes: Sequence[Scope]) -> None:
-        """The whole truth: scopes we do not know take a slot, slots without a scope come free."""
+        """The list: scopes that we do not know take a slot, slots without a scope come free."""
         self.connected = True
-        listed = {scope.unit for scope in scopes}
         for scope in scopes:
-            self.scope_new(scope)
+            if self._has_processes(scope.unit, scope.mind):
+                self.scope_new(scope)
+        listed = {scope.unit for scope in scopes}
         for turn in self.live:
-            if turn.live.unit not in listed and turn.phase is not Phase.STARTING:
-                self._over(turn, self.ending_of(turn))
+            if turn.live.unit not in listed:
+                self.scope_gone(turn.live.unit)
         self._on_up()
 
     def systemd_down(self) -> None:
@@ -201,30 +209,35 @@ class Runner:
         live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else None)
         turn = Turn(live, int(time.time() * 1000), Phase.FOREIGN, description=scope.description)
         self.live.add(turn)
-        if parsed is None and self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(FOREIGN_CHECK_S, self._check_foreign)
+        self.watch(turn)
 
     def scope_gone(self, unit: str) -> None:
-        """Free the scope's slot, if it has one."""
+        """Free the scope's slot, if it has one, and no process.
+
+        systemd says that a unit is gone also while it is reloaded, and may do so by mistake
+        (systemd#36781): the processes tell.
+        """
         turn = self.live.turns.get(unit)
-        if turn is None:
+        if turn is None or self._has_processes(unit, turn.live.mind):
             return
         if turn.phase is Phase.STARTING:
             turn.gone = True
-            return
-        self._over(turn, self.ending_of(turn))
+        else:
+            self._over(turn, self.ending_of(turn))
+
+    def _emptied(self, unit: str) -> None:
+        turn = self.live.turns.get(unit)
+        if turn is not None and turn.phase is not Phase.STARTING:
+            self._over(turn, self.ending_of(turn))
+
+    def _has_processes(self, unit: str, mind: str) -> bool:
+        return cgroups.populated(self.cgroup(unit, mind))
 
     def scope_job(self, unit: str) -> None:
         """Only a stop makes a job for a turn's scope once it is up."""
         turn = self.live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
-
-    def _check_foreign(self) -> None:
-        self._sweep = None
-        if any(turn.phase is Phase.FOREIGN for turn in self.live):
-            self._spawn(self._refresh())
-            self._sweep = asyncio.get_running_loop().call_later(FOREIGN_CHECK_S, self._check_foreign)
 
     async def _refresh(self) -> None:
         with suppress(SystemdLost, SystemdError):

@@ -69,6 +69,12 @@ class Listener(Protocol):
         """Somebody asked systemd to stop the turn's scope."""
 
 
+def unit_path(unit: str) -> str:
+    """The object path of a unit, as systemd escapes it: _XX for what is no ASCII letter or digit."""
+    escaped = (chr(b) if chr(b).isascii() and chr(b).isalnum() else f"_{b:02x}" for b in unit.encode())
+    return f"{PATH}/unit/{''.join(escaped)}"
+
+
 class Systemd:
     """Starts, lists, stops and follows scopes."""
 
@@ -204,8 +210,9 @@ class Systemd:
         bus.add_message_handler(self._on_message)
         lost = asyncio.create_task(self._wait_lost(bus))
         try:
+            manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
             for rule in (
-                f"type='signal',sender='{NAME}',interface='{MANAGER}'",
+                *(f"{manager}'{member}'" for member in ("JobNew", "JobRemoved", "UnitRemoved", "Reloading")),
                 f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
             ):
                 await self._call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
@@ -251,8 +258,11 @@ class Systemd:
         if message.member == "JobRemoved":
             _id, _job, unit, result = message.body
             future = self._jobs.get(unit)
-            if future is not None and not future.done():
-                future.set_result(result)
+            if future is not None:
+                if not future.done():
+                    future.set_result(result)
+            elif unit.endswith(".scope") and result == "done":
+                self._spawn(self._look_at(unit))  # a start: its processes are in it now
         elif message.member == "JobNew":
             unit = message.body[2]
             if unit not in self._jobs and parse_turn_unit(unit):
@@ -263,10 +273,9 @@ class Systemd:
                 if self._listing.locked():
                     self._meanwhile[unit] = False
                 self._listener.scope_gone(unit)
-        elif message.member == "UnitNew":
-            unit, path = message.body
-            if unit.endswith(".scope") and unit not in self._jobs:
-                self._spawn(self._look_at(unit, path))
+        elif message.member == "Reloading":
+            if not message.body[0]:
+                self._spawn(self._again())  # UnitRemoved came for every unit
         elif message.member == "NameOwnerChanged" and message.body[2]:
             self._spawn(self._again())
 
@@ -275,9 +284,9 @@ class Systemd:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _look_at(self, unit: str, path: str) -> None:
+    async def _look_at(self, unit: str) -> None:
         try:
-            mind = await self._mind_of(unit, path)
+            mind = await self._mind_of(unit, unit_path(unit))
         except SystemdLost:
             return  # the list is read again once the bus is back
         if mind is not None:

@@ -12,9 +12,6 @@ from typing import Any
 from hostguard import paths
 from hostguard.model import Delivery, Mind
 
-CGROUP_ROOT = (
-    Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
-)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
@@ -179,11 +176,3 @@ def result(end: Ending, record: Record | None, run_ms: int, held_ms: int) -> dic
         "read_bytes": account.get("read_bytes"),
         "write_bytes": account.get("write_bytes"),
     }
-
-
-def populated(cgroup: Path) -> bool:
-    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none."""
-    try:
-        return "populated 1" in (cgroup / "cgroup.events").read_text()
-    except OSError:
-        return False

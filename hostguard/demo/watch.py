@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from hostguard import client
+from hostguard.cgroups import ROOT, populated
 from hostguard.cli.errors import CliError, ConnectionLost
 from hostguard.demo.plan import MINDS, configured
-from hostguard.turns import CGROUP_ROOT, populated
 from hostguard.units import SLICE, mind_slice
 
 EVERY_S = 0.05
@@ -71,7 +71,7 @@ class Scopes:
             ["systemctl", "show", "--property=ControlGroup", "--value"],
             check=True, capture_output=True, text=True,
         ).stdout.strip()  # fmt: skip
-        root = CGROUP_ROOT / above.lstrip("/") / SLICE
+        root = ROOT / above.lstrip("/") / SLICE
         self._slices = [root / mind_slice(configured(mind)) for mind in MINDS]
         self._thread.start()
         return self

@@ -1,0 +1,76 @@
+"""What the kernel says of a scope's processes. All of it is in memory: nothing here waits for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+# With a hybrid hierarchy (the tests' guests, old hosts) version 2 is mounted beside version 1.
+ROOT = Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+
+
+def populated(cgroup: Path) -> bool:
+    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none."""
+    try:
+        return b"populated 1" in (cgroup / "cgroup.events").read_bytes()
+    except OSError:
+        return False
+
+
+class Watch:
+    """Calls `on_empty` for each watched cgroup that has no process any more.
+
+    systemd tells it too, but only after PID 1 found the time. Of cgroup.events the kernel reports changes
+    as POLLPRI, which asyncio does not wait for: hence an epoll object of our own, itself watched.
+    """
+
+    def __init__(self, on_empty: Callable[[str], None]) -> None:
+        self._on_empty = on_empty
+        self._epoll = select.epoll()
+        self._files: dict[int, tuple[str, Path]] = {}
+        self._fds: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Begin to watch. Call it on the event loop."""
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._on_events)
+
+    def close(self) -> None:
+        """Watch no more."""
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        for name in list(self._fds):
+            self.remove(name)
+        self._epoll.close()
+
+    def add(self, name: str, cgroup: Path) -> None:
+        """Watch a cgroup; `on_empty(name)` follows, from the event loop, also if it is empty already."""
+        try:
+            fd = os.open(cgroup / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            asyncio.get_running_loop().call_soon(self._on_empty, name)
+            return
+        self._fds[name] = fd
+        self._files[fd] = (name, cgroup)
+        self._epoll.register(fd, select.EPOLLPRI)
+        if not populated(cgroup):
+            asyncio.get_running_loop().call_soon(self._on_empty, name)
+
+    def remove(self, name: str) -> None:
+        """Do not watch it any more, if it was watched."""
+        fd = self._fds.pop(name, None)
+        if fd is not None:
+            del self._files[fd]
+            self._epoll.unregister(fd)
+            os.close(fd)
+
+    def _on_events(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            if fd not in self._files:
+                continue
+            name, cgroup = self._files[fd]
+            os.pread(fd, 64, 0)  # tells the kernel that this change was seen
+            if not populated(cgroup):
+                self.remove(name)
+                self._on_empty(name)
