@@ -30,6 +30,7 @@ class StandIn:
     folder: Path
     answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)  # environment
 
     def answer(self, request: str, body: Any, status: int = 200, **headers: str) -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -50,7 +51,9 @@ class StandIn:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "HOSTGUARD_RUNTIME": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        return (
+            os.environ | {"HOSTGUARD_RUNTIME": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"} | self.extra
+        )
 
 
 @pytest.fixture
@@ -104,9 +107,17 @@ def row(id_: int = 1, state: str = "queued", **more: Any) -> dict[str, Any]:
 
 
 def test_a_missing_daemon_is_told_with_the_mend(away: StandIn) -> None:
-    done = away.run("queue")
+    done = away.run("cancel", "1", "2")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "hostguard: hostguard is not running: systemctl start hostguard\n"
+
+
+def test_status_without_systemd_says_so_and_that_the_daemon_is_away(away: StandIn) -> None:
+    away.extra["DBUS_SYSTEM_BUS_ADDRESS"] = f"unix:path={away.folder}/none"
+    done = away.run("status")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "needs a host with systemd" in done.stderr
+    assert "systemctl start hostguard" in done.stderr
 
 
 def test_a_stale_socket_is_a_missing_daemon(away: StandIn) -> None:
