@@ -44,6 +44,8 @@ def stub(channel: socket.socket) -> NoReturn:
         word, fds, _, _ = socket.recv_fds(channel, 1, 4)
         if word and len(fds) == 4:
             channel.close()
+            for fd in fds:
+                os.set_inheritable(fd, False)  # recv_fds heeds no MSG_CMSG_CLOEXEC
             run(*fds)
     finally:
         os._exit(0)
