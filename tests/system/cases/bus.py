@@ -1,0 +1,101 @@
+"""A relay between the guard and the system bus, which a test cuts, or holds up in either direction.
+
+The bus itself cannot be killed in a guest: the command that the guest runs is on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from guard import systemctl
+
+SYSTEM = "/run/dbus/system_bus_socket"
+RELAY = Path("/run/relayed-bus")
+DROP_IN = Path("/run/systemd/system/hostguard.service.d/relayed-bus.conf")
+
+
+class Bus:
+    """A context manager: a guard that starts meanwhile speaks to the bus through the relay."""
+
+    def __init__(self) -> None:
+        self._asks, self._answers = threading.Event(), threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Bus:
+        self.mend()
+        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+        DROP_IN.write_text(f"[Service]\nEnvironment=DBUS_SYSTEM_BUS_ADDRESS=unix:path={RELAY}\n")
+        systemctl("daemon-reload")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+        DROP_IN.unlink()
+        systemctl("daemon-reload")
+
+    def hold_asks(self) -> None:
+        """From now on nothing that the guard says gets through."""
+        self._asks.clear()
+
+    def hold_answers(self) -> None:
+        """From now on the guard hears nothing."""
+        self._answers.clear()
+
+    def go(self) -> None:
+        """The end of both: what was held up is passed on."""
+        self._asks.set()
+        self._answers.set()
+
+    def cut(self) -> None:
+        """The connection is lost, with what is held up in it, and no other can be made."""
+        RELAY.unlink()
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self.go()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()
+        self._sockets, self._threads = [], []
+
+    def mend(self) -> None:
+        """The end of `cut`."""
+        self.go()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(RELAY))
+        listener.listen()
+        self._sockets.append(listener)
+        self._run(self._serve, listener)
+
+    def _run(self, work: object, *args: object) -> None:
+        thread = threading.Thread(target=work, args=args)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # cut
+            while True:
+                guard, _ = listener.accept()
+                bus = socket.socket(socket.AF_UNIX)
+                self._sockets += [guard, bus]
+                bus.connect(SYSTEM)
+                self._run(_pass_on, guard, bus, self._asks)
+                self._run(_pass_on, bus, guard, self._answers)
+
+
+def _pass_on(source: socket.socket, target: socket.socket, flow: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            flow.wait()
+            target.sendall(data)
+    for sock in (source, target):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

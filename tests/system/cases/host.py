@@ -1,0 +1,230 @@
+"""A guard with minds whose turns do what their message says and write down what they saw of themselves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from guard import DISK, UNIT, Guard, run, systemctl, wait_for
+
+from hostguard import paths
+
+LONG_S = 60.0  # no test waits this long but on a machine that is very busy
+
+# Only bash's own builtins up to the message, so that a turn costs little. Each line of the log is one write.
+# The fifth column tells how many of the minds' scopes have a process at that moment.
+TURN = r"""#!/bin/bash
+folder=@FOLDER@
+log() {
+    local scopes=0 cgroup events file
+    while read -r cgroup; do case $cgroup in 0::*) break ;; esac; done </proc/self/cgroup
+    for file in /sys/fs/cgroup/hostguard.slice/hostguard-*.slice/*.scope/cgroup.events; do
+        events=
+        { read -rd '' events <"$file"; } 2>/dev/null
+        case $events in *"populated 1"*) scopes=$((scopes + 1)) ;; esac
+    done
+    printf '%s %s %s %s %s %s %s %s\n' "$1" "$HOSTGUARD_DELIVERY" "$HOSTGUARD_TURN" "$HOSTGUARD_MIND" \
+        "$scopes" "$EPOCHREALTIME" "${cgroup#0::}" "$HOSTGUARD_SESSION" >>"$folder/log"
+}
+wait_go() {  # until the test says go
+    mkfifo "$folder/go-$HOSTGUARD_TURN"
+    log waits
+    read -r _ <"$folder/go-$HOSTGUARD_TURN"
+}
+read -r message
+message=${message#*'"content":"'}
+log start
+trap 'log end' EXIT
+eval "${message%%'"'*}"
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a turn wrote: `what` is start, waits or end."""
+
+    what: str
+    row: int
+    turn: str
+    mind: str
+    scopes: int
+    at: float
+    cgroup: str
+    session: str
+
+
+class Host:
+    """The guard, its API, and the log of the minds' turns, which is on a real disk."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.folder = Path(tempfile.mkdtemp(prefix="turns-", dir=DISK))
+        self.turn = self.folder / "turn"
+        self.turn.write_text(TURN.replace("@FOLDER@", str(self.folder)))
+        self.turn.chmod(0o755)
+        self._log = self.folder / "log"
+        self._log.touch()
+        self.api = guard.client()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.api.close()
+
+    def config(self, minds: str = "abc", rest: str = "", **limits: int) -> str:
+        """A configuration with these minds, one letter each; `rest` follows it."""
+        lines = [f"{name} = {value}" for name, value in limits.items()]
+        tables = [f'[minds.{mind}]\ncommand = ["{self.turn}"]\nuser = "root"' for mind in minds]
+        return "\n".join(["[limits]", *lines, *tables, rest, ""])
+
+    def start(self, minds: str = "abc", rest: str = "", state: Path | None = None, **limits: int) -> None:
+        """Start the daemon with `config`."""
+        self.guard.start(self.config(minds, rest, **limits), state)
+
+    # -- the API
+
+    def get(self, path: str) -> Any:
+        answer = self.api.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = self.api.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def send(self, to: str, content: str = "", **fields: Any) -> int:
+        """Send a message, which is a line of shell without double quotes and backslashes; its row."""
+        row: int = self.post("/v1/deliveries", to=to, content=content, **fields)["deliveries"][0]["id"]
+        return row
+
+    def limit(self, value: int | str, name: str = "global_concurrent_turns", mind: str | None = None) -> None:
+        answer = self.api.patch("/v1/limits", json={"name": name, "mind": mind, "value": value})
+        assert answer.is_success, answer.text
+
+    def row(self, row: int) -> Any:
+        return self.get(f"/v1/deliveries/{row}")
+
+    def done(self, *rows: int, state: str = "done") -> list[Any]:
+        """Wait until these rows are final: as `state`. They, in order."""
+        ended = []
+        for row in rows:
+            found = self.get(f"/v1/deliveries/{row}?wait_s={LONG_S}")
+            assert found["state"] == state, found
+            ended.append(found)
+        return ended
+
+    def turns(self) -> list[Any]:
+        found: list[Any] = self.get("/v1/turns")["turns"]
+        return found
+
+    def wait_turns(self, count: int) -> None:
+        """Wait until this many turns are live."""
+        wait_for(lambda: len(self.turns()) == count, LONG_S)
+
+    def events(self, *types: str) -> list[tuple[str, int | None]]:
+        """(type, row) of the events so far, of these types or all, in order."""
+        lines = self.api.get("/v1/events?follow=0").text.splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        return [(e["type"], e.get("delivery")) for e in events if not types or e["type"] in types]
+
+    def sql(self, statement: str, *values: Any) -> list[Any]:
+        """Run a statement on the database behind the guard's back."""
+        with closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db, db:
+            return db.execute(statement, values).fetchall()
+
+    def kill(self) -> None:
+        """Kill the daemon with SIGKILL, and wait until systemd has started it again."""
+        pid = self.guard.pid
+        self.guard.kill()
+        wait_for(lambda: self.guard.pid not in (0, pid) and active(UNIT) == "active", LONG_S)
+
+    def kill_for_good(self) -> None:
+        """Kill the daemon with SIGKILL, and keep it down until `guard.restart`."""
+        self.guard.kill()
+        systemctl("stop", UNIT)
+
+    # -- the turns
+
+    def log(self, *whats: str) -> list[Line]:
+        """What the turns wrote, in order."""
+        found = []
+        for text in self._log.read_text().splitlines():
+            what, row, turn, mind, scopes, at, cgroup, session = text.split()
+            line = Line(what, int(row), turn, mind, int(scopes), float(at), cgroup, session)
+            if not whats or what in whats:
+                found.append(line)
+        return found
+
+    def order(self) -> list[int]:
+        """The rows, in the order in which their commands started."""
+        return [line.row for line in self.log("start")]
+
+    def wait_started(self, *rows: int) -> None:
+        """Wait until the commands of these rows have started and, if they do, wait for `go`."""
+        wait_for(lambda: set(rows) <= {line.row for line in self.log("waits")}, LONG_S)
+
+    def go(self, *turns: int | str) -> None:
+        """Let these turns, which are in `wait_go`, go on."""
+        for turn in turns:
+            wait_for(lambda turn=turn: self._say_go(turn), LONG_S)
+
+    def _say_go(self, turn: int | str) -> bool:
+        try:
+            pipe = os.open(self.folder / f"go-{turn}", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ENOENT):
+                raise
+            return False  # it is not there yet
+        os.write(pipe, b"go\n")
+        os.close(pipe)
+        return True
+
+    def prove(
+        self, cap: int = 1 << 30, mind_cap: int = 1, attempts: int = 1, killed: tuple[str, ...] = ()
+    ) -> None:
+        """From the log: each turn ran in its own scope, never more at once than the caps, none too often.
+
+        `killed` are turns that could not write down their end.
+        """
+        lines = self.log()
+        starts = [line for line in lines if line.what == "start"]
+        for line in lines:
+            unit = f"hostguard-turn-{line.mind}-{line.turn}.scope"
+            assert line.cgroup == f"/hostguard.slice/hostguard-{line.mind}.slice/{unit}", line
+            assert line.scopes <= cap, f"{line.scopes} scopes lived at once: {line}"
+        ended = [line for line in lines if line.turn not in killed]
+        assert most(ended) <= cap, lines
+        for mind in {line.mind for line in ended}:
+            assert most([line for line in ended if line.mind == mind]) <= mind_cap, lines
+        for row in {line.row for line in starts}:
+            assert len([line for line in starts if line.row == row]) <= attempts, lines
+
+
+def active(unit: str) -> str:
+    """Its ActiveState: active, activating, ..."""
+    return run("systemctl", "show", "--value", "--property=ActiveState", unit).stdout.strip()
+
+
+def most(lines: list[Line]) -> int:
+    """The most commands that ran at one time."""
+    live: set[str] = set()
+    highest = 0
+    for line in lines:
+        if line.what == "end":
+            live.discard(line.turn)
+        else:
+            live.add(line.turn)
+        highest = max(highest, len(live))
+    return highest

@@ -1,0 +1,111 @@
+"""Nobody is starved, nobody is refused without a word, and everybody is told why they wait."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+
+from guard import wait_for
+from host import Host
+
+from hostguard import deliveries, paths
+
+MANY = 9644
+
+
+def test_case_14_one_producer_queues_thousands_of_rows(host: Host) -> None:
+    """14, ConductionNL/openregister#2267: another mind's next row starts within one hand-off."""
+    host.start("abc", global_concurrent_turns=2)
+    running, other = host.send("@a", "wait_go"), host.send("@c", "wait_go")
+    host.wait_started(running, other)
+    host.guard.stop()
+    new = deliveries.New(["a"], "main", b'{"content":""}', int(time.time() * 1000))
+    with closing(sqlite3.connect(paths.DATABASE)) as db, db:  # the last few come the common way
+        for _ in range(MANY - 20):
+            deliveries.enqueue(db, new)
+    host.guard.restart()
+    rows = [host.send("@a") for _ in range(20)]
+    assert rows[-1] == MANY + 2
+    assert host.get("/v1/status")["queued"] == MANY
+    row = host.send("@b", "wait_go")
+    assert host.row(row)["hold"]["reason"] == "global_cap"
+    host.go(other)
+    host.wait_started(row)
+    assert host.order()[2:] == [row], "the next to start"
+    host.go(running)
+    wait_for(lambda: len(host.order()) > 8)
+    assert host.order()[3:9] == [3, 4, 5, 6, 7, 8], "and a's own rows go on, in order, beside it"
+    host.post("/v1/pause")
+    host.go(row)
+    host.done(row)
+    host.wait_turns(0)
+    host.prove(cap=2)
+
+
+def test_case_18_the_queue_limit_is_reached_while_a_row_is_in_a_turn(host: Host) -> None:
+    """18, openclaw/openclaw#103246: the row in the turn is never the victim; the caller is told who was refused."""
+    channels = '[channels."#ab"]\nminds = ["a", "b"]\n[channels."#a"]\nminds = ["a"]'
+    host.start("ab", channels, rows_per_mind=3)
+    running = host.send("@a", "wait_go")
+    host.wait_started(running)
+    rows = [host.send("@a") for _ in range(3)]
+    for to in ("@a", "#a"):
+        refused = host.api.post("/v1/deliveries", json={"to": to, "content": ""})
+        assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
+        assert "a" in refused.json()["detail"].split()
+    told = host.post("/v1/deliveries", to="#ab", content="")
+    assert ([row["mind"] for row in told["deliveries"]], told["refused"]) == (["b"], ["a"])
+    host.done(told["deliveries"][0]["id"])
+    assert host.row(running)["state"] == "in_turn"
+    person = host.guard.cli("send", "#ab", "hello", check=False)
+    assert "a" in person.stderr, person
+    host.go(running)
+    host.done(running, *rows)
+    assert [row for row in host.order() if row in {running, *rows}] == [running, *rows]
+    host.done(host.send("@a"))
+    ids = [row["id"] for row in host.get("/v1/deliveries?state=all&mind=a")["deliveries"]]
+    assert len(ids) == 5, "nothing refused was stored"
+
+
+def test_case_24_why_does_it_wait(host: Host) -> None:
+    """24, dagster-io/dagster#16441: reason, blocker, since when, place in line; "due at T" differs from "held"."""
+    host.start("abc", global_concurrent_turns=2)
+    running, other = host.send("@a", "wait_go"), host.send("@b", "wait_go")
+    host.wait_started(running, other)
+    sent = [host.send("@a"), host.send("@a"), host.send("@c"), host.send("@a", session="two")]
+    later = host.send("@a", not_before=int(time.time() * 1000) + 3_600_000)
+
+    def why(row: int) -> tuple[object, ...]:
+        told = host.get(f"/v1/deliveries/{row}/why")
+        created = host.row(row)["created_at"]
+        return told["reason"], told["blocker"], told["since"] == created, told["place"], told["ahead"]
+
+    turn_a, turn_b = f"hostguard-turn-a-{running}.scope", f"hostguard-turn-b-{other}.scope"
+    assert why(sent[0]) == ("session_busy", turn_a, True, 1, 0)
+    assert why(sent[1]) == ("session_busy", turn_a, True, 2, 1)
+    assert why(sent[2]) == ("global_cap", turn_a, True, 1, 0)
+    assert why(sent[3]) == ("mind_busy", turn_a, True, 3, 2)
+    assert why(later) == ("not_due", "its time has not come", True, None, None)
+    assert host.row(later)["hold"] is None
+    assert host.get("/v1/status")["due_later"] == 1
+    assert (
+        "1 h" in host.guard.cli("why", str(later)).stdout
+        or "59 min" in host.guard.cli("why", str(later)).stdout
+    )
+    told = host.guard.cli("why", str(sent[1])).stdout
+    assert (turn_a in told, "number 2 in line" in told) == (True, True), told
+    host.post("/v1/pause", mind="a")
+    assert why(sent[0])[0] == "mind_paused"
+    host.post("/v1/pause")
+    assert [why(row)[0] for row in (sent[0], sent[2])] == ["paused", "paused"]
+    host.post("/v1/resume")
+    host.post("/v1/resume", mind="a")
+    host.go(running)
+    host.wait_turns(1)
+    assert "does not wait" in host.guard.cli("why", str(running)).stdout
+    assert host.guard.cli("why", "999", check=False).returncode == 4
+    host.done(*sent)
+    host.go(other)
+    host.done(other)
+    assert turn_b not in host.guard.scopes()

@@ -1,0 +1,167 @@
+"""What the guard leans on goes away: the bus, systemd itself, the database, the card under it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import httpx
+import pytest
+from bus import Bus
+from card import Card
+from guard import UNIT, Guard, run, systemctl, wait_for
+from host import Host
+
+from hostguard import paths
+
+
+def test_the_bus_is_lost(host: Host, bus: Bus) -> None:
+    """Nothing is started unseen; what changed meanwhile is seen afterwards, and everything goes on."""
+    host.start("abcd", global_concurrent_turns=3)
+    ends, lives = host.send("@a", "wait_go; exit 3"), host.send("@b", "wait_go")
+    host.wait_started(ends, lives)
+    bus.cut()
+    wait_for(lambda: host.get("/v1/status")["state"] == "no_systemd")
+    held = [host.send("@c"), host.send("@c"), host.send("@a")]
+    assert [host.row(row)["hold"]["reason"] for row in held] == ["no_systemd"] * 3
+    assert "no connection to systemd" in run("systemctl", "status", UNIT).stdout
+    host.go(ends)
+    (ended,) = host.done(ends)
+    assert ended["result"]["exit"] == 3
+    with by_hand("hostguard-d.slice") as scope:
+        assert len(host.order()) == 2
+        bus.mend()
+        host.done(*held)
+        assert {turn["unit"] for turn in host.turns()} == {"by-hand.scope", f"hostguard-turn-b-{lives}.scope"}
+        assert scope.stdin is not None
+        scope.stdin.close()
+        host.wait_turns(1)
+    host.go(lives)
+    host.done(lives)
+    assert host.get("/v1/status")["state"] == "running"
+    assert sorted(host.order()[2:]) == held
+    host.prove(cap=3)
+
+
+def by_hand(slice_: str) -> subprocess.Popen[bytes]:
+    """A scope of somebody else's, by-hand.scope, until its stdin is closed."""
+    command = [
+        "systemd-run",
+        "--scope",
+        "--quiet",
+        "--unit=by-hand",
+        f"--slice={slice_}",
+        "sh",
+        "-c",
+        "echo; cat",
+    ]
+    scope = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert scope.stdout is not None
+    assert scope.stdout.readline() == b"\n"
+    return scope
+
+
+@pytest.mark.parametrize("moment", ["systemd has not heard of it", "its scope is up"])
+def test_the_bus_is_lost_in_the_middle_of_a_start(host: Host, bus: Bus, moment: str) -> None:
+    """Whether or not the scope came up, the row runs once the bus is back: once, and in its place."""
+    host.start("ab", global_concurrent_turns=1)
+    if moment == "its scope is up":
+        bus.hold_answers()
+    else:
+        bus.hold_asks()
+    rows = [host.send("@a"), host.send("@a"), host.send("@b")]
+    wait_for(lambda: len(host.guard.scopes()) == (moment == "its scope is up"))
+    bus.cut()
+    wait_for(lambda: host.get("/v1/status")["state"] == "no_systemd")
+    assert host.order() == []
+    bus.mend()
+    assert [(row["attempts"], row["result"]["exit"]) for row in host.done(*rows)] == [(0, 0)] * 3
+    assert host.order() == rows
+    host.prove(cap=1)
+
+
+def test_systemd_is_executed_anew(host: Host) -> None:
+    """As an upgrade of systemd does: live turns are kept, their ends are seen, others start."""
+    host.start("ab", global_concurrent_turns=1)
+    first, second = host.send("@a", "wait_go; exit 3"), host.send("@b", "wait_go")
+    host.wait_started(first)
+    systemctl("daemon-reexec")
+    assert [turn["delivery"] for turn in host.turns()] == [first]
+    host.go(first)
+    host.wait_started(second)
+    systemctl("stop", f"hostguard-turn-b-{second}.scope")
+    ended = host.done(first, second)
+    assert [row["result"]["outcome"] for row in ended] == ["exited", "stopped"]
+    host.prove(cap=1)
+
+
+def test_case_33_the_database_is_busy(host: Host) -> None:
+    """33, louislam/uptime-kuma#7289: somebody holds the file: callers wait, or get a clear 503; nothing is lost."""
+    host.start("a")
+    running = host.send("@a", "wait_go")
+    host.wait_started(running)
+    with ThreadPoolExecutor() as pool, closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        refused = send(host.guard, "refused")
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert int(refused.headers["Retry-After"]) > 0
+        host.go(running)  # its end cannot be stored
+        wait_for(lambda: ("ended", running) in host.events())
+        waits = pool.submit(send, host.guard, "waits")
+        time.sleep(0.5)
+        assert not waits.done()
+        db.execute("ROLLBACK")
+        assert waits.result().status_code == 201
+    row = waits.result().json()["deliveries"][0]["id"]
+    host.done(running, row)
+    assert host.order() == [running, row]
+    assert len(host.get("/v1/deliveries?state=all")["deliveries"]) == 2
+
+
+def send(guard: Guard, key: str) -> httpx.Response:
+    with guard.client() as client:
+        return client.post("/v1/deliveries", json={"to": "@a", "content": "", "key": key})
+
+
+def test_case_33_the_card_stalls(host: Host, card: Card) -> None:
+    """33, louislam/uptime-kuma#7289: the card stops for 22 s: callers wait or get a clear 503, status answers."""
+    state = card.mount / "state"
+    state.mkdir()
+    host.start("ab", state=state)
+    running = host.send("@a", "wait_go")
+    host.wait_started(running)
+    with ThreadPoolExecutor() as pool, host.guard.client() as person:
+        card.stop()
+        stopped = time.monotonic()
+        try:
+            told = [pool.submit(send, host.guard, f"early {i}") for i in range(3)]
+            waits = pool.submit(lambda: wait_until(stopped + 17) or send(host.guard, "late"))
+            host.go(running)
+            slowest = 0.0
+            while not all(answer.done() for answer in told):
+                began = time.monotonic()
+                assert person.get("/v1/status").status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+                assert began < stopped + 40
+                time.sleep(0.1)
+            assert not waits.done()
+        finally:
+            card.go()
+        assert slowest < 2
+        for answer in told:
+            assert answer.result().status_code == 503
+            assert int(answer.result().headers["Retry-After"]) > 0
+        late = waits.result()
+        assert late.status_code == 201
+        rows = [send(host.guard, f"early {i}").json()["deliveries"][0]["id"] for i in range(3)]
+    row = late.json()["deliveries"][0]["id"]
+    host.done(running, row, *rows)
+    assert sorted(host.order()) == sorted({running, row, *rows})
+    host.prove(cap=1)
+
+
+def wait_until(then: float) -> None:
+    time.sleep(max(0.0, then - time.monotonic()))
