@@ -224,8 +224,12 @@ class Api:
                 for event in self.manager.events.kept(after) if after is not None else []:
                     yield _sse(event)
                 yield ": ready\n\n"
-                while follow and queue.qsize() < BEHIND_MAX:
-                    yield _sse(await queue.get())
+                if not follow:
+                    return
+                async for event in _until_gone(request, queue):
+                    yield _sse(event)
+                    if queue.qsize() >= BEHIND_MAX:
+                        return
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
@@ -247,12 +251,11 @@ class Api:
         except BaseException:
             caller.close()
             raise
-        return StreamingResponse(self._wait_turn(row.id, caller), media_type="application/x-ndjson")
+        return StreamingResponse(self._wait_turn(request, row.id, caller), media_type="application/x-ndjson")
 
-    async def _wait_turn(self, id_: int, caller: Caller) -> AsyncIterator[str]:
+    async def _wait_turn(self, request: Request, id_: int, caller: Caller) -> AsyncIterator[str]:
         try:
-            while True:
-                event = await caller.events.get()
+            async for event in _until_gone(request, caller.events):
                 yield json.dumps(event) + "\n"
                 if event["event"] != "held":
                     return
@@ -277,6 +280,30 @@ class Api:
         if not isinstance(body, dict):
             raise bad_request("the body must be a JSON object")
         return body
+
+
+async def _until_gone(
+    request: Request, queue: asyncio.Queue[dict[str, Any]]
+) -> AsyncIterator[dict[str, Any]]:
+    """What comes into the queue until the client leaves: newer Starlette does not look for that itself."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(left())
+    item: asyncio.Future[dict[str, Any]] | None = None
+    try:
+        while True:
+            item = asyncio.ensure_future(queue.get())
+            await asyncio.wait([item, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not item.done():
+                return
+            yield item.result()
+    finally:
+        gone.cancel()
+        if item is not None:
+            item.cancel()
 
 
 def _sse(event: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import heapq
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -151,7 +151,8 @@ class Manager:
         """Start every row that may start, in order of id; say of each new row why it waits."""
         now = now_ms()
         self._fresh += self.backlog.due(now)
-        self._expire(now)
+        # A `hostguard run --max-wait 0` is offered once, however long its commit took.
+        self._expire(now, {row.id for row in self._fresh if row.kind is Kind.RUN})
         for id_ in self.callers.lost(now):
             self._drop_run(id_)
         while self._has_room():
@@ -166,6 +167,7 @@ class Manager:
                 log.error("the backlog offered %s, which the gate holds", row)
                 break
             self._begin(row, now)
+        self._expire(now)
         fresh, self._fresh = self._fresh, []
         for row in fresh:
             self._note_hold(row, now)
@@ -218,9 +220,9 @@ class Manager:
         turn_id, since = turn.live.id, turn.since
         self.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, since), durable=False)
         if row.kind is Kind.RUN:
-            caller = self.callers.take(row.id)
-            if caller is None or turn.revoked or not caller.alive():
-                self.runner.give_up(turn, "its caller is gone, or it was paused")
+            caller = None if turn.revoked else self.callers.take(row.id)
+            if caller is None or not caller.alive():
+                self.runner.give_up(turn, "it was paused, or its caller is gone")
                 return
             if not await self.runner.start_run(turn, mind.limits, caller.pid):
                 caller.tell({"event": "failed", "detail": "systemd did not start its scope"})
@@ -314,11 +316,17 @@ class Manager:
 
     # -- time, waiting, writing
 
-    def _expire(self, now: int) -> None:
+    def _expire(self, now: int, spared: Collection[int] = ()) -> None:
+        later = []
         while self._expiries and self._expiries[0][0] <= now:
-            _, id_, mind, session = heapq.heappop(self._expiries)
-            if self.backlog.remove(id_, mind, session) or self.callers.unpark(id_):
+            entry = heapq.heappop(self._expiries)
+            _, id_, mind, session = entry
+            if id_ in spared:
+                later.append(entry)
+            elif self.backlog.remove(id_, mind, session) or self.callers.unpark(id_):
                 self.close_row(Row(id_, mind, session), State.EXPIRED, "its time to start ran out")
+        for entry in later:
+            heapq.heappush(self._expiries, entry)
 
     def _drop_run(self, id_: int) -> None:
         row = self.callers.unpark(id_)

@@ -21,6 +21,7 @@ from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
+LEAVE_S = 2.0  # systemd normally forgets a scope within milliseconds
 # A turn that was dismissed has the same name at its next start: systemd may not have forgotten it yet.
 FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -38,6 +39,8 @@ class Runner:
         self.spawner = Spawner()
         self._cgroup = cgroups.ROOT
         self._watch = cgroups.Watch(self._emptied)
+        self._leaving: set[str] = set()  # over for us; systemd has not said so yet
+        self._reaper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -50,6 +53,8 @@ class Runner:
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
         self._watch.close()
+        if self._reaper is not None:
+            self._reaper.cancel()
         await self.systemd.close()
         self.spawner.close()
 
@@ -132,7 +137,29 @@ class Runner:
             except SystemdError as error:
                 if pause is None or not error.name.endswith(".UnitExists"):
                     raise
+            await self._stop_empty(unit)
             await asyncio.sleep(pause)
+
+    async def _stop_empty(self, unit: str) -> None:
+        parsed = units.parse_turn_unit(unit)
+        if parsed is not None and not self._has_processes(unit, parsed[0]):
+            with suppress(SystemdError, SystemdLost):
+                await self.systemd.stop_unit(unit)
+
+    def _reap_soon(self) -> None:
+        """Have systemd forget scopes that are empty although it does not see it.
+
+        A process that ends within some 10 ms of being moved into its scope can leave the scope active for
+        ever: the kernel tells of a cgroup's end at most that often.
+        """
+        if self._leaving and self._reaper is None:
+            self._reaper = asyncio.get_running_loop().call_later(LEAVE_S, self._reap)
+
+    def _reap(self) -> None:
+        self._reaper = None
+        leaving, self._leaving = self._leaving, set()
+        for unit in leaving:
+            self._spawn(self._stop_empty(unit))
 
     def _dismiss(self, turn: Turn) -> None:
         if turn.stub is not None:
@@ -167,6 +194,9 @@ class Runner:
         if self.live.remove(turn):
             self._watch.remove(turn.live.unit)
             self._unfollow(turn)
+            if turn.live.id is not None:
+                self._leaving.add(turn.live.unit)
+                self._reap_soon()
             self._on_over(turn, ending)
 
     def give_up(self, turn: Turn, reason: str) -> None:
@@ -190,10 +220,12 @@ class Runner:
         for scope in scopes:
             if self._has_processes(scope.unit, scope.mind):
                 self.scope_new(scope)
-        listed = {scope.unit for scope in scopes}
+            elif scope.unit not in self.live.turns and units.parse_turn_unit(scope.unit):
+                self._leaving.add(scope.unit)
         for turn in self.live:
-            if turn.live.unit not in listed:
+            if turn.phase is not Phase.STARTING:
                 self.scope_gone(turn.live.unit)
+        self._reap_soon()
         self._on_up()
 
     def systemd_down(self) -> None:
@@ -217,6 +249,7 @@ class Runner:
         systemd says that a unit is gone also while it is reloaded, and may do so by mistake
         (systemd#36781): the processes tell.
         """
+        self._leaving.discard(unit)
         turn = self.live.turns.get(unit)
         if turn is None or self._has_processes(unit, turn.live.mind):
             return

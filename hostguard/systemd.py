@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -274,10 +275,10 @@ class Systemd:
                     self._meanwhile[unit] = False
                 self._listener.scope_gone(unit)
         elif message.member == "Reloading":
-            if not message.body[0]:
-                self._spawn(self._again())  # UnitRemoved came for every unit
+            if not message.body[0]:  # UnitRemoved came for every unit
+                self._spawn(self._again(False))
         elif message.member == "NameOwnerChanged" and message.body[2]:
-            self._spawn(self._again())
+            self._spawn(self._again(True))
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -292,9 +293,11 @@ class Systemd:
         if mind is not None:
             self._listener.scope_new(Scope(unit, mind))
 
-    async def _again(self) -> None:
+    async def _again(self, subscribe: bool) -> None:
         try:
-            await self._call("Subscribe")
+            if subscribe:
+                with suppress(SystemdError):  # it knows us still
+                    await self._call("Subscribe")
             await self.refresh()
         except (SystemdLost, SystemdError) as error:
             log.warning("systemd came back but does not answer: %s", error)

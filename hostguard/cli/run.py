@@ -20,6 +20,7 @@ from hostguard.cli.common import complete_minds
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
 from hostguard.cli.show import safe
 from hostguard.cli.when import as_duration
+from hostguard.units import parse_turn_unit
 
 RECONNECT_S = 60.0
 TEXT_MAX = 200  # characters; the API takes no more
@@ -54,6 +55,11 @@ def command(
     """
     _check(cmd[0])
     mind = mind.removeprefix("@")
+    inside = local.own_turn()
+    if inside is not None and (parse_turn_unit(inside) or ("",))[0] == mind:
+        raise CliError(
+            f"this is in a turn of {mind}, {inside}, and would wait for itself: run the command as it is"
+        )
     on_held = _reporter(verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
     # systemctl and the journal show it.
