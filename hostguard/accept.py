@@ -82,7 +82,7 @@ class Acceptor:
                 self._manager.admit(rows)
             else:
                 ids = [row.id for row in rows]
-                self._manager.write(lambda db: deliveries.forget(db, ids))
+                self._manager.ledger.write(lambda db: deliveries.forget(db, ids))
 
         write.future.add_done_callback(late)
 
@@ -104,4 +104,4 @@ class Acceptor:
             return  # we closed it: the caller comes back to the next guard
         row = manager.callers.detach(id_, caller)
         if row is not None and manager.backlog.remove(id_, row.mind, row.session):
-            manager.close_row(row, State.CANCELLED, "its `hostguard run` went away")
+            manager.ledger.close(row, State.CANCELLED, "its `hostguard run` went away")

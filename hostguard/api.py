@@ -16,9 +16,10 @@ from starlette.routing import Route
 from hostguard import control, deliveries, intake, views
 from hostguard.accept import Acceptor
 from hostguard.callers import Caller
+from hostguard.clock import now_ms
 from hostguard.config import ConfigError, as_dict
 from hostguard.events import BEHIND_MAX
-from hostguard.manager import Manager, now_ms
+from hostguard.manager import Manager
 from hostguard.model import State
 from hostguard.problems import Problem, bad_request, conflict, internal, not_allowed, too_large, unknown
 
@@ -118,7 +119,7 @@ class Api:
         row = await control.delivery(self.manager, id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
-            with self.manager.waiters.waiter(id_) as final:
+            with self.manager.ledger.waiters.waiter(id_) as final:
                 # Again, now that an end is not missed any more.
                 if not (await control.delivery(self.manager, id_)).state.final:
                     await asyncio.wait([final], timeout=min(_seconds(wait), WAIT_MAX_S))

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 from hostguard import deliveries
+from hostguard.clock import now_ms
 from hostguard.events import Event
 from hostguard.live import Phase, Turn
-from hostguard.manager import Manager, now_ms
+from hostguard.manager import Manager
 from hostguard.model import Delivery, Kind, State
 from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
 from hostguard.problems import Problem, bad_request, conflict, unavailable, unknown
@@ -115,7 +116,7 @@ async def cancel(manager: Manager, id_: int) -> Delivery:
         raise conflict(f"{id_} is {row.state} already")
     if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
         raise conflict(f"{id_} is being started: hostguard turns")
-    await manager.close_row(row.row, State.CANCELLED, "cancelled by request")
+    await manager.ledger.close(row.row, State.CANCELLED, "cancelled by request")
     return await delivery(manager, id_)
 
 

@@ -79,6 +79,7 @@ class Daemon:
                 log.critical("%s", self.queue.notice)
                 self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
             self.manager.policy = Policy(config, kept, boot_id())
+            self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             await self.manager.runner.open()
             await recover(self.manager)
@@ -116,6 +117,7 @@ class Daemon:
                 self.notifier.send("READY=1", "STATUS=the last reload failed: hostguard config check")
                 raise
             self.manager.policy.config = config
+            self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             self.events.emit(
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"

@@ -13,8 +13,9 @@ import logging
 import time
 
 from hostguard import deliveries, paths, turns
+from hostguard.clock import now_ms
 from hostguard.live import Phase, Turn
-from hostguard.manager import Manager, now_ms
+from hostguard.manager import Manager
 from hostguard.model import Delivery, LiveTurn, State
 from hostguard.units import turn_unit
 
@@ -34,7 +35,7 @@ async def recover(manager: Manager) -> None:
         row = await _unmarked(manager, turn_id)
         if row is not None:
             known[turn_id] = row
-            manager.write(_mark(row, turn_id), durable=False)
+            manager.ledger.write(_mark(row, turn_id), durable=False)
         elif not any(turn.live.id == turn_id for turn in live):
             turns.forget(turn_id)
 
@@ -42,13 +43,13 @@ async def recover(manager: Manager) -> None:
     await queue.read(
         lambda db: manager.backlog.load((row for row in deliveries.queued(db) if row[0] not in taken), now)
     )
-    manager.loaded = await queue.read(deliveries.last_id)
+    manager.ledger.loaded = await queue.read(deliveries.last_id)
     for delivery in await queue.read(deliveries.runs):
         if delivery.id not in taken:
             manager.callers.park(delivery.row, now)
     for delivery in await queue.read(deliveries.marked):
         if delivery.id not in taken:
-            manager.remember(delivery)
+            manager.ledger.remember(delivery)
 
     for turn_id, delivery in known.items():
         _resume(manager, turn_id, delivery)

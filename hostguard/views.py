@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from hostguard import __version__, turns
+from hostguard.clock import now_ms
 from hostguard.live import Phase, Turn
-from hostguard.manager import Manager, now_ms
+from hostguard.manager import Manager
 from hostguard.model import Delivery, Hold, Reason, State
 from hostguard.units import turn_unit
 
@@ -138,7 +139,7 @@ def _mind(manager: Manager, name: str) -> Json:
     view = manager.view(name)
     held = manager.backlog.count(name)
     first = manager.backlog.first(name)
-    since = manager.holds[first][1] if first in manager.holds else None
+    since = manager.ledger.held_since(first)
     state = "unknown" if mind is None else "paused" if view.paused else "in_turn" if view.live else "idle"
     return {
         "name": name,

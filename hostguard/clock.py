@@ -1,0 +1,10 @@
+"""The wall clock, as rows and events have it."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return int(time.time() * 1000)

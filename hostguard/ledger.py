@@ -1,0 +1,180 @@
+"""What is known and written of each row beside its place in line: holds, attempts, expiry, its end.
+
+Everything that ends a row, or gives it back, is here, with its event and its write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hostguard import deliveries, turns
+from hostguard.callers import Callers
+from hostguard.clock import now_ms
+from hostguard.events import Event, Events
+from hostguard.live import Turn
+from hostguard.model import Delivery, Hold, Kind, Reason, Row, State
+from hostguard.queue import Queue
+from hostguard.waiters import Waiters
+
+TRIM_EVERY = 100  # ended rows between two looks at the history
+
+
+class Ledger:
+    """One for the manager; it mirrors the database."""
+
+    def __init__(self, queue: Queue, events: Events, callers: Callers) -> None:
+        self.waiters = Waiters()
+        self.loaded = 0  # rows up to this id were queued before the guard was started
+        self.history_rows = 0
+        self._queue = queue
+        self._events = events
+        self._callers = callers
+        self._holds: dict[int, tuple[Hold, int]] = {}  # row -> (hold as it began, since ms)
+        self._attempts: dict[int, int] = {}  # of queued rows that failed before
+        self._expiries: list[tuple[int, int, str, str]] = []
+        self._ended = 0
+
+    def remember(self, row: Delivery) -> None:
+        """Know of a queued row what its place in line does not tell."""
+        if row.attempts:
+            self._attempts[row.id] = row.attempts
+        if row.expires_at:
+            heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+
+    def attempts(self, id_: int) -> int:
+        """Failed attempts of a queued row."""
+        return self._attempts.get(id_, 0)
+
+    def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
+        """A write that must not be lost: tried until it succeeds."""
+        return self._queue.submit(op, durable=durable, keep=True).future
+
+    # -- holds
+
+    def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
+        """The row waits; said once, however its reason changes."""
+        if row.id in self._holds:
+            return
+        self._holds[row.id] = (hold, now)
+        self._callers.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
+        self._events.emit(
+            Event.HELD, f"{row.mind}: holding {row.id}: {hold.reason} ({hold.blocker})", mind=row.mind,
+            session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
+        )  # fmt: skip
+
+    def hold_ends(self, row: Delivery, now: int) -> int:
+        """The row starts: ms that it waited since it was due."""
+        waited = max(0, now - max(row.created_at, row.not_before))
+        hold, _since = self._holds.pop(row.id, (None, 0))
+        if hold is None and waited and row.id <= self.loaded:
+            hold = Hold(Reason.RESTART, "the guard was restarted since")
+        if hold is not None:
+            self._events.emit(
+                Event.HOLD_ENDED, f"{row.mind}: {row.id} waited {waited} ms ({hold.reason})", mind=row.mind,
+                session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
+                waited_ms=waited,
+            )  # fmt: skip
+        return waited
+
+    def held_since(self, id_: int | None) -> int | None:
+        """When the row's hold began, in ms; None if that was not seen."""
+        return self._holds[id_][1] if id_ in self._holds else None
+
+    # -- ends
+
+    def settle(self, row: Delivery, turn: Turn, ending: turns.Ending) -> Row | None:
+        """Write down how the row's turn ended; the row to queue again if it failed or never ran."""
+        now, turn_id = now_ms(), turn.live.id
+        assert turn_id is not None
+        record = turns.read_record(turn_id) if row.kind is Kind.MESSAGE else None
+        result = turns.result(ending, record, now - turn.since, turn.held_ms)
+        attempts = row.attempts + ending.failed
+        if row.kind is Kind.RUN:
+            again = ending.back and self._callers.waits(row.id)
+        else:
+            again = ending.back or (ending.failed and attempts < turns.ATTEMPTS_MAX)
+        if ending.back:
+            turns.forget(turn_id)  # now: its next turn has the same id
+        if again:
+            not_before = now + turns.backoff(attempts) if ending.failed else row.not_before
+            write = self.write(
+                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
+            )
+            self._attempts[row.id] = attempts
+            if row.expires_at:
+                heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+            if ending.failed:
+                wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
+                self._tell(
+                    Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason
+                )
+        else:
+            state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
+            write = self.write(
+                lambda db: deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
+            )
+            self._attempts.pop(row.id, None)
+            text = f"ended: {ending.reason}"
+            self._tell(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
+            if state is State.DEAD and row.kind is Kind.MESSAGE:
+                text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
+                self._tell(Event.DEAD, row, turn_id, text, reason=ending.reason)
+            self._trim()
+
+        def stored(_: object) -> None:
+            if not ending.back:
+                turns.forget(turn_id)
+            if not again:
+                self.waiters.tell(row.id)
+
+        write.add_done_callback(stored)
+        return Row(row.id, row.mind, row.session, not_before, row.kind) if again else None
+
+    def _tell(self, event: Event, row: Delivery, turn_id: str, text: str, **more: Any) -> None:
+        told = f"{row.mind}: turn {turn_id} {text}"
+        self._events.emit(
+            event, told, mind=row.mind, session=row.session, delivery=row.id, turn=turn_id, **more
+        )
+
+    def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
+        """End a row that was taken out of the line: cancelled or expired."""
+        id_ = row.id
+        self._holds.pop(id_, None)
+        self._attempts.pop(id_, None)
+        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
+        told = f"{row.mind}: {id_} {state}: {text}"
+        self._events.emit(event, told, mind=row.mind, session=row.session, delivery=id_)
+        caller = self._callers.take(id_)
+        if caller is not None:
+            caller.tell({"event": str(state), "detail": text})
+        write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
+        write.add_done_callback(lambda _: self.waiters.tell(id_))
+        return write
+
+    def _trim(self) -> None:
+        self._ended += 1
+        if self._ended % TRIM_EVERY == 0:
+            keep = self.history_rows
+            self.write(lambda db: deliveries.trim(db, keep), durable=False)
+
+    # -- expiry
+
+    def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
+        """Close the rows whose time to start ran out, as far as `remove` could take them out of the line."""
+        later = []
+        while self._expiries and self._expiries[0][0] <= now:
+            entry = heapq.heappop(self._expiries)
+            row = Row(*entry[1:])
+            if row.id in spared:
+                later.append(entry)
+            elif remove(row):
+                self.close(row, State.EXPIRED, "its time to start ran out")
+        for entry in later:
+            heapq.heappush(self._expiries, entry)
+
+    def next_expiry(self) -> int | None:
+        """When the next row expires, in ms."""
+        return self._expiries[0][0] if self._expiries else None
