@@ -32,6 +32,9 @@ CONFIG = Config(minds={name: Mind(name, ("/bin/true",)) for name in MINDS})
 class Silent(Journal):
     """Nothing is written: thousands of entries would be."""
 
+    def __init__(self) -> None:
+        pass
+
     def send(self, *_: object, **__: object) -> None:
         pass
 
