@@ -21,6 +21,7 @@ from hostguard.demo.watch import Events, Scopes
 NAME = "guarded"
 STUCK_S = 300.0  # without an event: turns of others may fill the cap for a while, but not for ever
 LOOK_S = 0.1
+SEND_S = 0.5  # the heartbeats are on their way by then
 FINAL_S = 60  # for a row's end to be stored, on a device that has been kept busy
 
 
@@ -32,7 +33,7 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
     try:
         view.phase(NAME, f"{len(WAKES)} turns start in the same second, with a global cap of {CAP}")
         with Events() as events, Scopes() as scopes:
-            start = math.ceil(time.time() + 1)
+            start = math.ceil(time.time() + SEND_S)
             turns = {
                 row["id"]: Turn(shown(row["mind"]), "heartbeat", 0.0, id=row["id"])
                 for mind in HEARTBEATS

@@ -15,7 +15,6 @@ from card import Card
 from guard import Guard, run
 
 RUNTIME = Path("/run/hostguard")
-GUARDED = "guarded: 15 turns start in the same second, with"
 CONFIG = """
 [minds.bob]
 command = ["/bin/true"]
@@ -33,12 +32,14 @@ def host(guard: Guard) -> Guard:
 
 def assert_nothing_left(host: Guard, card: Card) -> None:
     assert not (RUNTIME / "hostguard.toml.d").exists()
-    caps = {
-        limit["name"]: (limit["value"], limit["source"]) for limit in host.json("limit", "show")["limits"]
-    }
-    assert caps == {"global_concurrent_turns": (7, "kept"), "mind_concurrent_turns": (1, "default")}
-    assert host.json("queue")["deliveries"] == []
-    assert [mind["name"] for mind in host.json("minds")["minds"]] == ["bob"]
+    with host.client() as http:
+        limits = http.get("/v1/limits").json()["limits"]
+        assert http.get("/v1/deliveries").json()["deliveries"] == []
+        assert [mind["name"] for mind in http.get("/v1/minds").json()["minds"]] == ["bob"]
+    assert [(limit["name"], limit["value"], limit["source"]) for limit in limits] == [
+        ("global_concurrent_turns", 7, "kept"),
+        ("mind_concurrent_turns", 1, "default"),
+    ]
     assert host.scopes() == []
     assert "demo" not in run("systemctl", "list-units", "--all", "--no-legend", "hostguard-*.slice").stdout
     assert os.listdir(card.mount) == ["lost+found"]
@@ -60,15 +61,23 @@ def demo(card: Card, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def read_until(process: subprocess.Popen[str], heading: str, then: str) -> None:
-    """Read what the demo tells until a line with `then` that comes after one with `heading`."""
+def read_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read what the demo tells until a line with `text`."""
     assert process.stdout is not None
-    reached = False
     for line in process.stdout:
-        reached = reached or heading in line
-        if reached and then in line:
+        if text in line:
             return
-    raise AssertionError(f"the demo ended before {heading!r}, {then!r}: {process.communicate()}")
+    raise AssertionError(f"the demo ended before {text!r}: {process.communicate()}")
+
+
+@contextmanager
+def guarded_demo(card: Card) -> Iterator[subprocess.Popen[str]]:
+    """A demo whose first half is over soon."""
+    card.set_rate(None)
+    with demo(card, "--size", "512K") as process:
+        read_until(process, "guarded: 15 turns start in the same second, with")
+        card.set_rate(4_000_000)
+        yield process
 
 
 def test_the_guard_keeps_its_word_and_the_host_usable(host: Guard, card: Card) -> None:
@@ -107,30 +116,32 @@ def test_what_it_prints(host: Guard, card: Card) -> None:
     assert_nothing_left(host, card)
 
 
-@pytest.mark.parametrize(
-    ("number", "heading", "then", "status"),
-    [
-        (signal.SIGINT, "unguarded:", "wabe message", 130),
-        (signal.SIGTERM, "unguarded:", "wabe message", 143),
-        (signal.SIGINT, GUARDED, "end ", 130),
-        (signal.SIGTERM, GUARDED, "end ", 143),
-    ],
-)
-def test_a_signal_ends_and_undoes_it(
-    host: Guard, card: Card, number: int, heading: str, then: str, status: int
+def test_ctrl_c_among_plain_turns_ends_and_undoes_all(host: Guard, card: Card) -> None:
+    with demo(card, "--size", "8M") as process:
+        read_until(process, "wabe message")
+        other = host.cli("demo", "--dir", str(card.mount), check=False)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)  # 15 times 8 MB, written to their end, take 30 s
+    assert (process.returncode, "what it changed is undone" in said) == (130, True)
+    assert_nothing_left(host, card)
+    assert (other.returncode, other.stderr) == (1, "hostguard: another `hostguard demo` runs on this host\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_among_guarded_turns_ends_and_undoes_all(
+    host: Guard, card: Card, number: int, status: int
 ) -> None:
-    with demo(card, "--size", "512K") as process:
-        read_until(process, heading, then)
+    with guarded_demo(card) as process:
+        read_until(process, "end ")
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
-    assert process.returncode == status
-    assert "what it changed is undone" in said
+    assert (process.returncode, "what it changed is undone" in said) == (status, True)
     assert_nothing_left(host, card)
 
 
 def test_the_next_demo_undoes_what_a_killed_one_left(host: Guard, card: Card) -> None:
-    with demo(card, "--size", "512K") as process:
-        read_until(process, GUARDED, "end ")
+    with guarded_demo(card) as process:
+        read_until(process, "end ")
     assert host.json("limit", "show")["limits"][0]["value"] == 2
     card.set_rate(None)
     host.cli("demo", "--dir", str(card.mount), "--size", "512K")
@@ -140,8 +151,8 @@ def test_the_next_demo_undoes_what_a_killed_one_left(host: Guard, card: Card) ->
 
 
 def test_a_daemon_that_is_killed_meanwhile_ends_it(host: Guard, card: Card) -> None:
-    with demo(card, "--size", "512K") as process:
-        read_until(process, GUARDED, "end ")
+    with guarded_demo(card) as process:
+        read_until(process, "end ")
         host.kill()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 3, said
@@ -150,27 +161,14 @@ def test_a_daemon_that_is_killed_meanwhile_ends_it(host: Guard, card: Card) -> N
 
 
 def test_a_turn_that_does_not_run_to_its_end_is_a_failure_with_a_name(host: Guard, card: Card) -> None:
-    with demo(card, "--size", "512K") as process:
-        read_until(process, GUARDED, "held   wabe")
+    with guarded_demo(card) as process:
+        read_until(process, "held   wabe")
         (row,) = [row for row in host.json("queue")["deliveries"] if row["mind"] == "demo-wabe"]
         host.cli("cancel", str(row["id"]))
         out, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said == "hostguard: guarded: wabe message: cancelled by request\n"
     assert "Holds under the guard" in out
-    assert_nothing_left(host, card)
-
-
-def test_only_one_at_a_time(host: Guard, card: Card) -> None:
-    with demo(card, "--size", "512K") as process:
-        read_until(process, "unguarded:", "wabe message")
-        second = host.cli("demo", "--dir", str(card.mount), check=False)
-        assert (second.returncode, second.stderr) == (
-            1,
-            "hostguard: another `hostguard demo` runs on this host\n",
-        )
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
     assert_nothing_left(host, card)
 
 
