@@ -1,7 +1,7 @@
 """The delivery manager: accepted -> gate -> start -> end -> next. Everything that starts a turn is here.
 
-One event loop runs it all. `pump` is the only caller of the gate and the only way to a turn; it runs
-whenever something changed that could let a row start.
+One event loop runs it all. `pump` is the only way to a turn; it runs whenever something changed that could
+let a row start.
 """
 
 from __future__ import annotations
@@ -179,17 +179,32 @@ class Manager:
 
     async def _start(self, turn: Turn, row: Row) -> None:
         try:
+            await self._bring_up(turn, row)
+        except Exception as error:
+            log.exception("turn %s could not be started", turn.live.id)
+            if turn.delivery is None:
+                self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
+            self.runner.give_up(
+                turn, turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
+            )
+
+    async def _bring_up(self, turn: Turn, row: Row) -> None:
+        try:
             found = await self.queue.read(lambda db: deliveries.with_payload(db, row.id))
         except Unavailable as error:
             log.warning("cannot read row %d: %s", row.id, error)
-            self.requeue(Row(row.id, row.mind, row.session, now_ms() + READ_AGAIN_MS, row.kind))
-            self.runner.give_up(turn, "the queue cannot be read")
+            self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
+            self.runner.give_up(turn, turns.Ending("dismissed", "the queue cannot be read", back=True))
             return
         mind = self.policy.config.minds.get(row.mind)
         # DELIVERING: it was given back a moment ago, and that is not stored yet.
-        if found is None or found[0].state.final or mind is None:
+        if found is None or found[0].state.final:
             log.warning("row %d is not queued any more; its turn is not started", row.id)
-            self.runner.give_up(turn, "the row is gone")
+            self.runner.give_up(turn, turns.Ending("dismissed", "the row is gone", back=True))
+            return
+        if mind is None:
+            self.requeue(row)
+            self.runner.give_up(turn, turns.Ending("dismissed", "the mind is gone", back=True))
             return
         delivery, payload = replace(found[0], attempts=self.ledger.attempts(row.id)), found[1]
         turn.delivery = delivery
@@ -202,7 +217,8 @@ class Manager:
         if row.kind is Kind.RUN:
             caller = None if turn.revoked else self.callers.take(row.id)
             if caller is None or not caller.alive():
-                self.runner.give_up(turn, "it was paused, or its caller is gone")
+                ending = turns.Ending("dismissed", "it was paused, or its caller is gone", back=True)
+                self.runner.give_up(turn, ending)
                 return
             if not await self.runner.start_run(turn, mind.limits, caller.pid):
                 caller.tell({"event": "failed", "detail": "systemd did not start its scope"})

@@ -199,9 +199,10 @@ class Runner:
                 self._reap_soon()
             self._on_over(turn, ending)
 
-    def give_up(self, turn: Turn, reason: str) -> None:
-        """Free the slot of a turn whose scope was never asked for."""
-        self._over(turn, turns.Ending("dismissed", reason, back=True))
+    def give_up(self, turn: Turn, ending: turns.Ending) -> None:
+        """Free the slot of a turn that is not brought up after all."""
+        self._dismiss(turn)
+        self._over(turn, ending)
 
     def owns(self, pid: int) -> bool:
         """Whether a live turn was started around this very process."""
