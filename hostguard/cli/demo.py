@@ -52,7 +52,6 @@ def command(base: Path | None, size: int, as_json: bool) -> int:
     15 turns writes to the device. First as plain processes, then under the guard with a global cap of 2.
     A bystander writes 4 KiB and flushes it four times a second, and tells what it felt.
 
-    \b
     It needs root. While it runs the host has minds demo-* and a channel #demo, and in the second half a
     global cap of 2 for everybody. All that is undone at the end, after an error and after Ctrl-C.
 
