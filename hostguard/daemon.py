@@ -13,7 +13,9 @@ import time
 from typing import Any
 
 from hostguard import __version__, paths, views
+from hostguard.api import make_app
 from hostguard.config import ConfigError, load
+from hostguard.control import touch
 from hostguard.deliveries import settings
 from hostguard.device import Device, choose
 from hostguard.events import Event, Events
@@ -23,6 +25,8 @@ from hostguard.model import Config
 from hostguard.notify import Notifier, watchdog_s
 from hostguard.policy import Policy, boot_id
 from hostguard.queue import Queue, QueueError
+from hostguard.recovery import recover
+from hostguard.server import listen, make_server
 from hostguard.systemd import SystemdLost
 
 log = logging.getLogger("hostguard")
@@ -59,10 +63,6 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until told to stop. Raises Fatal."""
-        from hostguard.api import make_app
-        from hostguard.recovery import recover
-        from hostguard.server import listen, make_server
-
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -107,8 +107,6 @@ class Daemon:
     async def reload(self) -> None:
         """Read the configuration again; a bad one is refused whole. Raises ConfigError."""
         async with self._reloading:
-            from hostguard.control import touch
-
             self.notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
                 config = await asyncio.to_thread(load)

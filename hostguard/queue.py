@@ -223,21 +223,28 @@ def suspect_mark(path: Path) -> Path:
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str | None]:
-    """(connection, notice). Raises SchemaTooNew, Unavailable; moves a damaged file aside."""
+    """(connection, notice). Raises SchemaTooNew, Unavailable; moves a damaged file aside.
+
+    The notice stays until a person has taken the file that was moved aside away.
+    """
     try:
         try:
-            return _open(path), None
+            db = _open(path)
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
-            aside = _move_aside(path)
-            notice = (
-                f"the queue was damaged ({error}) and is kept as {aside}; a new one was begun. "
-                f"To see what can be read of it: sqlite3 {aside} .recover"
-            )
-            return _open(path), notice
+            log.critical("%s is damaged: %s", path, error)
+            _move_aside(path)
+            db = _open(path)
     except (sqlite3.Error, OSError) as error:
         raise Unavailable(f"cannot open {path}: {error}") from error
+    asides = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
+    if not asides:
+        return db, None
+    return db, (
+        f"the queue was damaged and is kept as {asides[-1]}; a new one was begun. What can be read of the"
+        f" old one: sqlite3 {asides[-1]} .recover. Move it away to end this notice"
+    )
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -283,10 +290,9 @@ def _is_damage(error: sqlite3.Error) -> bool:
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith("malformed")
 
 
-def _move_aside(path: Path) -> Path:
+def _move_aside(path: Path) -> None:
     aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     for suffix in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     suspect_mark(path).unlink(missing_ok=True)
-    return aside

@@ -16,7 +16,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
-CLOSE_S = 2  # for answers under way when the daemon stops
 
 
 class PeerProtocol(H11Protocol):
@@ -50,6 +49,7 @@ def make_server(app: Any) -> Server:
     config = uvicorn.Config(
         app, http=PeerProtocol, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False
     )
+    config.load()  # its imports, now and not on the event loop
     return Server(config)
 
 
