@@ -25,7 +25,8 @@ PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1 exec {python} -m {module} "$@"
 
 
 def install() -> None:
-    """The commands on PATH and the shipped units, as the package has them."""
+    """The commands on PATH and the shipped units, as the package has them. In a guest only."""
+    assert b"container=hostguard" in Path("/proc/1/environ").read_bytes().split(b"\0"), "this is no guest"
     for name, module in (("hostguard", "hostguard.cli"), ("hostguardd", "hostguard.daemon")):
         script = Path("/usr/bin", name)
         script.write_text(COMMAND.format(root=ROOT, python=sys.executable, module=module))
