@@ -11,15 +11,13 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from guard import systemctl
-
 SYSTEM = "/run/dbus/system_bus_socket"
 RELAY = Path("/run/relayed-bus")
-DROP_IN = Path("/run/systemd/system/hostguard.service.d/relayed-bus.conf")
+SETTING = f"Environment=DBUS_SYSTEM_BUS_ADDRESS=unix:path={RELAY}"  # for hostguard.service
 
 
 class Bus:
-    """A context manager: a guard that starts meanwhile speaks to the bus through the relay."""
+    """A context manager: a guard with SETTING speaks to the bus through the relay."""
 
     def __init__(self) -> None:
         self._asks, self._answers = threading.Event(), threading.Event()
@@ -28,17 +26,12 @@ class Bus:
 
     def __enter__(self) -> Bus:
         self.mend()
-        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-        DROP_IN.write_text(f"[Service]\nEnvironment=DBUS_SYSTEM_BUS_ADDRESS=unix:path={RELAY}\n")
-        systemctl("daemon-reload")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cut()
-        DROP_IN.unlink()
-        systemctl("daemon-reload")
 
     def hold_asks(self) -> None:
         """From now on nothing that the guard says gets through."""

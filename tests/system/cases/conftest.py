@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from bus import Bus
+from bus import SETTING, Bus
 from guard import Guard
-from host import Host
+from host import Host, drop_in
 
 
 @pytest.fixture
@@ -23,5 +23,5 @@ def host(guard: Guard) -> Iterator[Host]:
 @pytest.fixture
 def bus() -> Iterator[Bus]:
     """The guard's way to the system bus, for a test to cut or to hold up."""
-    with Bus() as bus:
+    with drop_in(SETTING), Bus() as bus:
         yield bus

@@ -7,7 +7,8 @@ import json
 import os
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -210,6 +211,20 @@ class Host:
             assert most([line for line in ended if line.mind == mind]) <= mind_cap, lines
         for row in {line.row for line in starts}:
             assert len([line for line in starts if line.row == row]) <= attempts, lines
+
+
+@contextmanager
+def drop_in(setting: str) -> Iterator[None]:
+    """A line for the [Service] section of hostguard.service, for as long as a test takes."""
+    file = Path(f"/run/systemd/system/{UNIT}.d/case.conf")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"[Service]\n{setting}\n")
+    systemctl("daemon-reload")
+    try:
+        yield
+    finally:
+        file.unlink()
+        systemctl("daemon-reload")
 
 
 def active(unit: str) -> str:

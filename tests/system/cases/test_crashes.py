@@ -86,6 +86,7 @@ import http.client, json, socket, sys
 def ask(key):
     connection = http.client.HTTPConnection("hostguard")
     connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(30)
     connection.sock.connect("/run/hostguard/hostguard.sock")
     connection.request("POST", "/v1/run", json.dumps({"mind": "a", "key": key}))
     return connection, connection.getresponse()

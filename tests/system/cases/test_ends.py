@@ -125,6 +125,21 @@ def test_case_06_a_turn_longer_than_its_time_out(host: Host) -> None:
     host.prove(cap=1)
 
 
+def test_a_turn_that_defies_its_stop(host: Host) -> None:
+    """Kin of 6: to be asked to stop is no end."""
+    host.start("a")
+    row, after = host.send("@a", "trap '' TERM; wait_go; exit 7"), host.send("@a")
+    host.wait_started(row)
+    host.post(f"/v1/turns/{row}/stop")
+    wait_for(lambda: state("hostguard-turn-a-1.scope") == "stop-sigterm")
+    assert [(turn["delivery"], turn["stopping"]) for turn in host.turns()] == [(row, True)]
+    assert host.row(after)["hold"]["reason"] == "session_busy"
+    host.go(row)
+    ended = host.done(row, after)
+    assert (ended[0]["result"]["outcome"], ended[0]["result"]["exit"]) == ("stopped", 7)
+    host.prove(cap=1)
+
+
 def state(unit: str) -> str:
     return run("systemctl", "show", "--value", "--property=SubState", unit).stdout.strip()
 
