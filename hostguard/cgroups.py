@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 # With a hybrid hierarchy (the tests' guests, old hosts) version 2 is mounted beside version 1.
 ROOT = Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
 
+GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
+AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again
+
 
 def populated(cgroup: Path) -> bool:
-    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none."""
+    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none.
+
+    One that cannot be read (no descriptor is free) counts as populated: in doubt a slot is taken.
+    """
     try:
         return b"populated 1" in (cgroup / "cgroup.events").read_bytes()
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in GONE
 
 
 class Watch:
@@ -32,6 +40,7 @@ class Watch:
         self._epoll = select.epoll()
         self._files: dict[int, tuple[str, Path]] = {}
         self._fds: dict[str, int] = {}
+        self._later: dict[str, asyncio.TimerHandle] = {}
 
     def open(self) -> None:
         """Begin to watch. Call it on the event loop."""
@@ -40,16 +49,21 @@ class Watch:
     def close(self) -> None:
         """Watch no more."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
-        for name in list(self._fds):
+        for name in [*self._fds, *self._later]:
             self.remove(name)
         self._epoll.close()
 
     def add(self, name: str, cgroup: Path) -> None:
         """Watch a cgroup; `on_empty(name)` follows, from the event loop, also if it is empty already."""
+        self._later.pop(name, None)
         try:
             fd = os.open(cgroup / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            asyncio.get_running_loop().call_soon(self._on_empty, name)
+        except OSError as error:
+            loop = asyncio.get_running_loop()
+            if error.errno in GONE:
+                loop.call_soon(self._on_empty, name)
+            else:
+                self._later[name] = loop.call_later(AGAIN_S, self.add, name, cgroup)
             return
         self._fds[name] = fd
         self._files[fd] = (name, cgroup)
@@ -59,6 +73,8 @@ class Watch:
 
     def remove(self, name: str) -> None:
         """Do not watch it any more, if it was watched."""
+        if name in self._later:
+            self._later.pop(name).cancel()
         fd = self._fds.pop(name, None)
         if fd is not None:
             del self._files[fd]
@@ -70,7 +86,8 @@ class Watch:
             if fd not in self._files:
                 continue
             name, cgroup = self._files[fd]
-            os.pread(fd, 64, 0)  # tells the kernel that this change was seen
+            with suppress(OSError):  # it is gone
+                os.pread(fd, 64, 0)  # tells the kernel that this change was seen
             if not populated(cgroup):
                 self.remove(name)
                 self._on_empty(name)
