@@ -34,7 +34,8 @@ class Ledger:
         self._callers = callers
         self._holds: dict[int, tuple[Hold, int]] = {}  # row -> (hold as it began, since ms)
         self._attempts: dict[int, int] = {}  # of queued rows that failed before
-        self._expiries: list[tuple[int, int, str, str]] = []
+        self._expiries: list[tuple[int, int, str, str]] = []  # may be stale
+        self._expires: dict[int, int] = {}  # row -> when it expires
         self._ended = 0
 
     def remember(self, row: Delivery) -> None:
@@ -42,7 +43,7 @@ class Ledger:
         if row.attempts:
             self._attempts[row.id] = row.attempts
         if row.expires_at:
-            heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+            self._note_expiry(row)
 
     def attempts(self, id_: int) -> int:
         """Failed attempts of a queued row."""
@@ -105,7 +106,7 @@ class Ledger:
             )
             self._attempts[row.id] = attempts
             if row.expires_at:
-                heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+                self._note_expiry(row)
             if ending.failed:
                 wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
                 self._tell(
@@ -117,6 +118,7 @@ class Ledger:
                 lambda db: deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
             )
             self._attempts.pop(row.id, None)
+            self._expires.pop(row.id, None)
             text = f"ended: {ending.reason}"
             self._tell(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
             if state is State.DEAD and row.kind is Kind.MESSAGE:
@@ -144,6 +146,7 @@ class Ledger:
         id_ = row.id
         self._holds.pop(id_, None)
         self._attempts.pop(id_, None)
+        self._expires.pop(id_, None)
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
         told = f"{row.mind}: {id_} {state}: {text}"
         self._events.emit(event, told, mind=row.mind, session=row.session, delivery=id_)
@@ -162,12 +165,18 @@ class Ledger:
 
     # -- expiry
 
+    def _note_expiry(self, row: Delivery) -> None:
+        self._expires[row.id] = row.expires_at
+        heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+
     def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
         """Close the rows whose time to start ran out, as far as `remove` could take them out of the line."""
         later = []
         while self._expiries and self._expiries[0][0] <= now:
             entry = heapq.heappop(self._expiries)
             row = Row(*entry[1:])
+            if self._expires.get(row.id) != entry[0]:
+                continue  # it has ended since, and may have been tried again
             if row.id in spared:
                 later.append(entry)
             elif remove(row):

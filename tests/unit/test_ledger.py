@@ -1,0 +1,74 @@
+"""What is remembered of a row beside its place in line, on a real queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_manager import CONFIG, OK, Played, Silent
+
+from hostguard import control
+from hostguard.accept import Acceptor
+from hostguard.clock import now_ms
+from hostguard.deliveries import New
+from hostguard.events import Events
+from hostguard.manager import Manager
+from hostguard.model import State
+from hostguard.policy import Policy
+from hostguard.queue import Queue
+
+EXPIRES_MS = 300
+
+
+def on_manager(path, work):
+    """Run `await work(manager)` with a queue in `path`."""
+
+    async def main():
+        queue = Queue(path / "queue.db")
+        await queue.open()
+        manager = Manager(queue, Events(Silent()), lambda: None)
+        manager.policy = Policy(CONFIG, {}, "boot")
+        manager.runner = Played(manager._over)
+        manager.ready = True
+        try:
+            await work(manager)
+        finally:
+            await queue.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "done"])
+def test_a_row_that_is_tried_again_does_not_expire_as_it_would_have_before(tmp_path, ended):
+    async def work(manager):
+        if ended == "cancelled":
+            await control.pause(manager, None, True)
+        new = New(["a"], "s", b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
+        (row,) = (await Acceptor(manager).send(new)).rows
+        await manager.settled(5)
+        if ended == "cancelled":
+            await control.cancel(manager, row.id)
+        else:
+            (turn,) = manager.runner.live
+            manager.runner.end(turn, OK)
+            await manager.queue.write(lambda db: None)
+            await control.pause(manager, None, True)
+        await control.retry(manager, row.id)
+        await asyncio.sleep(EXPIRES_MS / 1000 + 0.1)
+        manager.pump()
+        assert (await control.delivery(manager, row.id)).state is State.QUEUED
+        assert manager.backlog.count("a") == 1
+
+    on_manager(tmp_path, work)
+
+
+def test_a_row_that_expires_while_it_waits_is_closed(tmp_path):
+    async def work(manager):
+        await control.pause(manager, None, True)
+        new = New(["a"], "s", b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
+        (row,) = (await Acceptor(manager).send(new)).rows
+        await asyncio.sleep(EXPIRES_MS / 1000 + 0.1)
+        await manager.queue.write(lambda db: None)
+        assert (await control.delivery(manager, row.id)).state is State.EXPIRED
+
+    on_manager(tmp_path, work)
