@@ -1,0 +1,104 @@
+"""The queue on a damaged file and on a full disk."""
+
+import asyncio
+import os
+import resource
+import sqlite3
+
+import pytest
+from onqueue import message, on_queue, put
+
+from hostguard import deliveries
+from hostguard.queue import Unavailable
+
+
+def damage(path):
+    """Spoil the pages behind the header, as a bad card does."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+
+
+def test_a_damaged_file_is_kept_aside_and_said(tmp_path):
+    async def fill(queue):
+        for i in range(50):
+            await put(queue, message(f"m{i}"))
+
+    async def look(queue):
+        assert "damaged" in queue.notice
+        kept = [path for path in tmp_path.iterdir() if ".damaged-" in path.name]
+        assert any(str(path) in queue.notice for path in kept)
+        assert await queue.read(deliveries.last_id) == 0
+        await put(queue, message())
+
+    async def again(queue):
+        assert await queue.read(deliveries.last_id) == 1
+        return queue.notice
+
+    on_queue(tmp_path, fill)
+    damage(tmp_path / "queue.db")
+    on_queue(tmp_path, look)
+    assert "damaged" in on_queue(tmp_path, again)
+    for path in tmp_path.glob("*.damaged-*"):
+        path.unlink()
+    assert on_queue(tmp_path, again) is None
+
+
+def test_not_a_database_is_kept_aside(tmp_path):
+    (tmp_path / "queue.db").write_bytes(b"my shopping list" * 1000)
+
+    async def look(queue):
+        assert "kept as" in queue.notice
+
+    on_queue(tmp_path, look)
+    assert any(path.read_bytes().startswith(b"my shopping") for path in tmp_path.glob("*.damaged-*"))
+
+
+def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+
+        def read(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await queue.read(read)
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+        assert (tmp_path / "queue.db.suspect").exists()
+
+    async def fine(queue):
+        assert queue.notice is None
+        assert not (tmp_path / "queue.db.suspect").exists()
+
+    on_queue(tmp_path, work)
+    on_queue(tmp_path, fine)
+
+
+def _corrupt():
+    try:
+        db = sqlite3.connect("/etc/passwd")
+        db.execute("SELECT * FROM sqlite_master")
+    except sqlite3.DatabaseError as error:
+        return error
+    raise AssertionError
+
+
+def test_a_full_disk_refuses_and_recovers(tmp_path):
+    """RLIMIT_FSIZE makes the write itself fail, as a full disk does."""
+
+    async def work(queue):
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        kept = queue.submit(lambda db: deliveries.enqueue(db, message("kept")), keep=True)
+        with pytest.raises(Unavailable):
+            await put(queue, message(body=b"x" * 100_000))
+        assert not kept.future.done()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        rows, _ = await asyncio.wait_for(kept.future, 10)
+        assert (rows[0].mind, rows[0].id) == ("kept", 2)
+
+    on_queue(tmp_path, work)
