@@ -76,6 +76,20 @@ def unit_path(unit: str) -> str:
     return f"{PATH}/unit/{''.join(escaped)}"
 
 
+class _Bus(MessageBus):  # type: ignore[misc]
+    async def _auth_readline(self) -> str:
+        """As dbus-next's own, which asks for ever, and blocks the event loop, once the bus has hung up."""
+        line = b""
+        while not line.endswith(b"\r\n"):
+            part: bytes = await self._loop.sock_recv(self._sock, 2)
+            if not part:
+                self._stream.close()
+                self._sock.close()
+                raise EOFError("the bus hung up")
+            line += part
+        return line[:-2].decode()
+
+
 class Systemd:
     """Starts, lists, stops and follows scopes."""
 
@@ -204,7 +218,7 @@ class Systemd:
     async def _connect(self) -> asyncio.Task[None]:
         user = os.environ.get("HOSTGUARD_USER_MANAGER") == "1"
         try:
-            bus = await MessageBus(bus_type=BusType.SESSION if user else BusType.SYSTEM).connect()
+            bus = await _Bus(bus_type=BusType.SESSION if user else BusType.SYSTEM).connect()
         except (OSError, EOFError) as error:
             raise SystemdLost(f"cannot reach the system bus: {error}") from error
         self._bus = bus
