@@ -117,8 +117,11 @@ class Queue:
 
     async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
         """Run `op` on the reading connection. Raises Unavailable."""
+        return await self._loop.run_in_executor(self._reader_pool, self._read, op)
+
+    def _read(self, op: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            return await self._loop.run_in_executor(self._reader_pool, op, self._reader)
+            return op(self._reader)
         except sqlite3.Error as error:
             self._suspect(error)
             raise Unavailable(f"{self.path}: {error}") from error
@@ -212,8 +215,10 @@ class Queue:
             self._loop.call_soon_threadsafe(resolve)
 
     def _suspect(self, error: sqlite3.Error) -> None:
+        """Report damage. Not on the event loop: it touches the disk."""
         if _is_damage(error):
-            suspect_mark(self.path).touch()
+            with suppress(OSError):  # a card that fails is read-only soon
+                suspect_mark(self.path).touch()
             self._loop.call_soon_threadsafe(self.on_damage, f"{self.path} is damaged: {error}")
 
 

@@ -77,6 +77,25 @@ def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
     on_queue(tmp_path, fine)
 
 
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_damage_is_told_although_the_folder_takes_no_mark(tmp_path, how):
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+        (tmp_path / "queue.db.suspect").symlink_to(tmp_path / "none" / "there")
+
+        def damaged(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await (queue.read(damaged) if how == "read" else queue.write(damaged))
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+        await asyncio.wait_for(queue.write(lambda db: None), 5)  # the writing thread lives
+
+    on_queue(tmp_path, work)
+
+
 def _corrupt():
     try:
         db = sqlite3.connect("/etc/passwd")
