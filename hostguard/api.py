@@ -173,7 +173,8 @@ class Api:
 
     async def _set_pause(self, request: Request, on: bool) -> Response:
         body = await self._body(request, optional=True)
-        await control.pause(self.manager, intake.text(body, "mind", intake.KEY_MAX), on)
+        intake.known_fields(body, intake.PAUSE_FIELDS)
+        await control.pause(self.manager, intake.one_or_all(body), on)
         policy = self.manager.policy
         return JSONResponse({"host": policy.paused(), "paused": policy.paused_minds()})
 
@@ -184,10 +185,11 @@ class Api:
     async def set_limit(self, request: Request) -> Response:
         """PATCH /v1/limits."""
         body = await self._body(request)
+        intake.known_fields(body, intake.LIMIT_FIELDS)
         await control.set_limit(
             self.manager,
             intake.text(body, "name", intake.KEY_MAX) or "",
-            intake.text(body, "mind", intake.KEY_MAX),
+            intake.one_or_all(body),
             body.get("value"),
             body.get("runtime") is True,
         )

@@ -18,12 +18,14 @@ DESCRIPTION_MAX = 200
 TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 
 SEND_FIELDS = {"to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt"}
+PAUSE_FIELDS = {"mind"}
+LIMIT_FIELDS = {"name", "mind", "value", "runtime"}
 RUN_FIELDS = {"mind", "session", "key", "max_wait_s", "description", "argv0"}
 
 
 def message(body: Any, config: Config, now: int) -> New:
     """A `POST /v1/deliveries`. Raises Problem."""
-    _object(body, SEND_FIELDS)
+    known_fields(body, SEND_FIELDS)
     if "content" not in body:
         raise bad_request("content is missing: the message, any JSON value")
     channel, minds = _target(body.get("to"), config, body.get("sender"))
@@ -57,7 +59,7 @@ def message(body: Any, config: Config, now: int) -> New:
 
 def run(body: Any, config: Config, now: int) -> New:
     """A `POST /v1/run`. Raises Problem."""
-    _object(body, RUN_FIELDS)
+    known_fields(body, RUN_FIELDS)
     name = body.get("mind")
     if not isinstance(name, str) or name not in config.minds:
         raise _unknown_mind(name, config)
@@ -102,7 +104,15 @@ def _unknown_mind(name: Any, config: Config) -> Problem:
     return unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
 
 
-def _object(body: Any, fields: set[str]) -> None:
+def one_or_all(body: Mapping[str, Any]) -> str | None:
+    """The mind of a request that without one is about all of them. Raises Problem."""
+    if body.get("mind") == "":
+        raise bad_request("mind is empty: name one, or leave it out to mean all")
+    return text(body, "mind", KEY_MAX)
+
+
+def known_fields(body: Any, fields: set[str]) -> None:
+    """Refuse what a request does not have: passed over, it would mean something else. Raises Problem."""
     if not isinstance(body, Mapping):
         raise bad_request("the body must be a JSON object")
     other = sorted(set(body) - fields)
@@ -135,9 +145,11 @@ def _time(body: Mapping[str, Any], name: str) -> int:
 
 def _encode(payload: Mapping[str, Any], config: Config) -> bytes:
     try:
-        raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError:
         raise bad_request("the message has half of a surrogate pair: it is not text") from None
+    except ValueError:
+        raise bad_request("the message has a number that JSON cannot hold") from None
     if len(raw) > config.payload_max:
         raise too_large(
             f"the message has {len(raw)} bytes as JSON, at most {config.payload_max} are allowed"

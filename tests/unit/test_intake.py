@@ -70,6 +70,8 @@ REFUSALS = [
     ({"expires_at": NOW + 5, "not_before": NOW + 5}, "bad_request", "never start"),
     ({"content": "x" * 2000}, "too_large", "2000 are allowed"),
     ({"content": "\ud800"}, "bad_request", "surrogate"),
+    ({"content": [float("nan")]}, "bad_request", "JSON cannot hold"),
+    ({"content": float("inf")}, "bad_request", "JSON cannot hold"),
 ]
 
 
@@ -83,6 +85,13 @@ def test_refusals(body, code, said):
 def test_content_is_needed_and_the_body_is_an_object():
     assert refused(lambda: intake.message({"to": "@ada"}, CONFIG, NOW))[0] == "bad_request"
     assert refused(lambda: intake.message([], CONFIG, NOW))[0] == "bad_request"
+
+
+def test_no_slip_makes_one_mind_all_of_them():
+    assert intake.one_or_all({}) is intake.one_or_all({"mind": None}) is None
+    assert intake.one_or_all({"mind": "ada"}) == "ada"
+    assert refused(lambda: intake.one_or_all({"mind": ""}))[0] == "bad_request"
+    assert "minds" in refused(lambda: intake.known_fields({"minds": "ada"}, intake.PAUSE_FIELDS))[1]
 
 
 def test_run():
@@ -120,4 +129,4 @@ def test_no_body_breaks_the_edge(body):
     except Problem as problem:
         assert problem.detail
     else:
-        assert json.loads(new.payload)["content"] == body["content"] or body["content"] != body["content"]
+        assert json.loads(new.payload)["content"] == body["content"]
