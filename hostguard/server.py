@@ -16,6 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
+# Of the 1024 descriptors that a service has by default the rest is for turns, which must start and end.
+CONNECTIONS_MAX = 600
 
 
 class PeerProtocol(H11Protocol):
@@ -30,6 +32,8 @@ class PeerProtocol(H11Protocol):
         sock = transport.get_extra_info("socket")
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.client = (f"uid={uid}", pid)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
 
 
 class Server(uvicorn.Server):
