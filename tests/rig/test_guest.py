@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 RIG = Path(__file__).parent
-GUESTS = Path(os.environ.get("XDG_CACHE_HOME", "/var/cache"), "hostguard-rig/guests")
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +24,23 @@ def tree() -> Path:
     return Path(made.stdout.strip())
 
 
+@pytest.fixture(scope="session")
+def guests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the guests of these tests have their folders, and no others."""
+    return tmp_path_factory.mktemp("cache") / "hostguard-rig/guests"
+
+
 @pytest.fixture
-def guest(tree: Path) -> list[str]:
-    return [str(RIG / "guest"), "-r", str(tree)]
+def guest(tree: Path, guests: Path) -> Iterator[list[str]]:
+    """The command, and in the end the proof that nothing is left of it."""
+    mounts, empty = Path("/proc/self/mountinfo").read_text(), cgroups()
+    yield ["env", f"XDG_CACHE_HOME={guests.parents[1]}", str(RIG / "guest"), "-r", str(tree)]
+    assert folders(guests) == set()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    end = time.monotonic() + 3  # other guests of this machine are without a process for a moment only
+    while cgroups() - empty:
+        assert time.monotonic() < end, cgroups()
+        time.sleep(0.1)
 
 
 def run(command: list[str], input: str = "") -> subprocess.CompletedProcess[str]:
@@ -35,30 +48,14 @@ def run(command: list[str], input: str = "") -> subprocess.CompletedProcess[str]
 
 
 def cgroups() -> set[str]:
-    """The guests' cgroups, seen without a mount of the machine's own."""
+    """The guests' cgroups without a process, seen without a mount of the machine's own."""
     with tempfile.TemporaryDirectory() as folder:
-        script = f"mount -t cgroup2 none {folder} && ls {folder}"
-        seen = run(["unshare", "--mount", "sh", "-c", script])
-    assert seen.returncode == 0, seen
-    return {name for name in seen.stdout.split() if name.startswith("hostguard-guest-")}
+        script = f"mount -t cgroup2 none {folder}; cd {folder}; grep -l 'populated 0' hostguard-guest-*/cgroup.events"
+        return set(run(["unshare", "--mount", "sh", "-c", script]).stdout.split())
 
 
-def folders() -> set[str]:
-    return {path.name for path in GUESTS.iterdir() if path.is_dir()}
-
-
-@contextlib.contextmanager
-def nothing_left() -> Iterator[None]:
-    """Other guests of the machine may come and go meanwhile; ours is gone with all it had."""
-    mounts, before = Path("/proc/self/mountinfo").read_text(), folders()
-    yield
-    assert [name for name in folders() - before if not in_use(name)] == []
-    assert {name.removeprefix("hostguard-guest-") for name in cgroups()} <= folders()
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-
-
-def in_use(name: str) -> bool:
-    return run(["flock", "--nonblock", str(GUESTS / name / "lock"), "true"]).returncode != 0
+def folders(guests: Path) -> set[str]:
+    return {path.name for path in guests.glob("*/")}
 
 
 def wait_for_line(process: subprocess.Popen[str]) -> str:
@@ -70,8 +67,7 @@ def wait_for_line(process: subprocess.Popen[str]) -> str:
 
 
 def test_standard_streams_and_the_exit_status_are_the_commands(guest: list[str]) -> None:
-    with nothing_left():
-        done = run([*guest, "--", "sh", "-c", "cat; echo oops >&2; exit 7"], input="one\ntwo\n")
+    done = run([*guest, "--", "sh", "-c", "cat; echo oops >&2; exit 7"], input="one\ntwo\n")
     assert (done.returncode, done.stdout, done.stderr) == (7, "one\ntwo\n", "oops\n")
 
 
@@ -111,9 +107,9 @@ until test -e /run/fired; do sleep 0.01; done
     assert done.returncode == 0, done
 
 
-def test_disk_is_on_the_machines_own_disk(guest: list[str]) -> None:
+def test_disk_is_on_the_machines_own_disk(guest: list[str], guests: Path) -> None:
     done = run([*guest, "--", "stat", "--format=%d", "/disk"])
-    assert int(done.stdout) == GUESTS.stat().st_dev
+    assert int(done.stdout) == guests.stat().st_dev
 
 
 def test_a_terminal_is_passed_through_and_given_back_as_it_was(guest: list[str]) -> None:
@@ -140,8 +136,8 @@ def test_a_terminal_is_passed_through_and_given_back_as_it_was(guest: list[str])
 
 def test_what_cannot_work_is_named(guest: list[str], tmp_path: Path) -> None:
     for command, problem in (
-        ([guest[0], "-r", str(tmp_path), "--", "true"], "has no systemd"),
-        ([guest[0], "--", "true"], "-r is needed"),
+        ([*guest, "-r", str(tmp_path), "--", "true"], "has no systemd"),
+        ([*guest[:-2], "--", "true"], "-r is needed"),
         ([*guest, "-b", "/no/such", "--", "true"], "no such file or folder: /no/such"),
         (guest, "no command"),
     ):
@@ -157,7 +153,7 @@ def test_a_signal_goes_to_the_command_which_may_end_in_order(
     guest: list[str], number: int, status: int
 ) -> None:
     script = "trap 'echo in order; exit 3' INT TERM; echo up; while sleep 0.1; do :; done"
-    with nothing_left(), start([*guest, "--", "sh", "-c", script]) as process:
+    with start([*guest, "--", "sh", "-c", script]) as process:
         assert wait_for_line(process) == "up\n"
         process.send_signal(number)
         assert wait_for_line(process) == "in order\n"
@@ -166,7 +162,7 @@ def test_a_signal_goes_to_the_command_which_may_end_in_order(
 
 def test_the_second_signal_ends_it_at_once(guest: list[str]) -> None:
     script = "trap '' INT; echo up; while sleep 0.1; do :; done"
-    with nothing_left(), start([*guest, "--", "sh", "-c", script]) as process:
+    with start([*guest, "--", "sh", "-c", script]) as process:
         assert wait_for_line(process) == "up\n"
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
@@ -177,37 +173,29 @@ def test_the_second_signal_ends_it_at_once(guest: list[str]) -> None:
 
 def test_a_signal_while_it_boots(guest: list[str]) -> None:
     for delay in (0.02, 0.05, 0.1, 0.2):
-        with nothing_left(), start([*guest, "--", "sleep", "60"]) as process:
+        with start([*guest, "--", "sleep", "60"]) as process:
             time.sleep(delay)
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) in (143, -signal.SIGTERM)
 
 
-def test_the_next_guest_sweeps_up_after_a_killed_one(guest: list[str]) -> None:
-    with nothing_left():
-        before = folders()
-        with start([*guest, "--", "sh", "-c", "echo up; sleep 60"]) as process:
-            assert wait_for_line(process) == "up\n"
-            (ours,) = {name for name in folders() - before if in_use(name)}
-            process.kill()
-        assert ours in folders()
-        assert run([*guest, "--", "true"]).returncode == 0
-        assert ours not in folders()
-        assert f"hostguard-guest-{ours}" not in cgroups()
+def test_the_next_guest_sweeps_up_after_a_killed_one(guest: list[str], guests: Path) -> None:
+    with start([*guest, "--", "sh", "-c", "echo up; sleep 60"]) as process:
+        assert wait_for_line(process) == "up\n"
+        process.kill()
+    (killed,) = folders(guests)
+    assert run([*guest, "--", "true"]).returncode == 0
+    assert killed not in folders(guests)
 
 
 def test_two_at_once_do_not_meet(guest: list[str]) -> None:
-    script = "echo up; read line; test ! -e /disk/$line && touch /disk/$line && systemctl is-active hg.service; exit $line"
-    with (
-        nothing_left(),
-        start([*guest, "--", "sh", "-c", script]) as one,
-        start([*guest, "--", "sh", "-c", script]) as two,
-    ):
-        for process in (one, two):
-            assert wait_for_line(process) == "up\n"
-        assert one.communicate("5\n", timeout=20)[0] == "inactive\n"
-        assert two.communicate("5\n", timeout=20)[0] == "inactive\n"
-        assert (one.returncode, two.returncode) == (5, 5)
+    script = "mkdir /disk/one && systemd-run --quiet --unit=one sleep 60 && echo up; read code; exit $code"
+    command = [*guest, "--", "sh", "-c", script]
+    with start(command) as one, start(command) as two:
+        assert wait_for_line(one) == wait_for_line(two) == "up\n"
+        one.communicate("5\n", timeout=20)
+        two.communicate("6\n", timeout=20)
+        assert (one.returncode, two.returncode) == (5, 6)
 
 
 def test_boot_and_teardown_are_quick(guest: list[str]) -> None:
