@@ -50,7 +50,7 @@ def test_case_23_a_payload_that_crashes_its_mind(host: Host, signal: str, reason
     host.guard.cli("retry", str(row))
     wait_for(lambda: host.row(row)["attempts"] == 1)
     assert host.row(row)["state"] == "queued"
-    host.guard.cli("cancel", str(row))
+    host.post(f"/v1/deliveries/{row}/cancel")
     host.done(row, state="cancelled")
     assert [line.row for line in host.log("start")] == [row, other, row, row]
 
@@ -113,11 +113,12 @@ def test_case_35_two_starts_name_the_same_process(host: Host) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ASK_TWICE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def heard() -> list[object]:
-            return list(json.loads(process.stdout.readline()))
+            return list(json.loads(stdout.readline()))
 
         assert heard() == ["held"]
         assert heard() == [409, f"process {process.pid} waits for a turn, or has one, already"]
@@ -128,8 +129,8 @@ def test_case_35_two_starts_name_the_same_process(host: Host) -> None:
             409,
             "0::/hostguard.slice/hostguard-a.slice/hostguard-turn-a-2.scope",
         )
-        assert host.guard.scopes() == ["hostguard-turn-a-2.scope"]
+        wait_for(lambda: host.guard.scopes() == ["hostguard-turn-a-2.scope"])
         assert [row["id"] for row in host.get("/v1/deliveries?state=all")["deliveries"]] == [running, 2]
-        process.stdin.close()
+        stdin.close()
     host.done(2)
     assert Path("/run/hostguard/turns/2").exists() is False

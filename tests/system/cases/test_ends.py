@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bus import Bus
 from guard import run, systemctl, wait_for
-from host import Host
+from host import LONG_S, Host
 
 CGROUPS = Path("/sys/fs/cgroup/hostguard.slice")
 
@@ -18,7 +19,7 @@ CGROUPS = Path("/sys/fs/cgroup/hostguard.slice")
 def test_case_03_its_processes_are_killed(host: Host, what: str) -> None:
     """3, rails/solid_queue#546: the mind's next turn starts at once, not after a lease."""
     host.start("a")
-    killed = host.send("@a", "wait_go")
+    killed = host.send("@a", "[ $HOSTGUARD_ATTEMPT -gt 1 ] || wait_go")
     after = host.send("@a")
     host.wait_started(killed)
     if what == "all of it":
@@ -28,13 +29,12 @@ def test_case_03_its_processes_are_killed(host: Host, what: str) -> None:
             if Path(f"/proc/{pid}/comm").read_text() == "turn\n":
                 os.kill(int(pid), 9)
     (ended,) = host.done(after)
-    assert host.events("failed", "hold_ended", "started") == [
+    assert host.events("failed", "hold_ended", "started")[:4] == [
         ("started", killed), ("failed", killed), ("hold_ended", after), ("started", after),
     ]  # fmt: skip
     assert host.row(killed)["result"]["outcome"] == "killed"
     assert ended["started_at"] < host.row(killed)["not_before"], "before the killed row is tried again"
-    assert host.turns() == []
-    host.prove(cap=1, killed=("1",))
+    host.prove(cap=1, attempts=2, killed=("1",))
 
 
 def test_case_05_a_late_second_end(host: Host, bus: Bus) -> None:
@@ -112,9 +112,7 @@ def test_case_06_a_turn_longer_than_its_time_out(host: Host) -> None:
     after = host.send("@a")
     host.wait_started(long)
     wait_for(lambda: state("hostguard-turn-a-1.scope") == "stop-sigterm")
-    host.guard.kill()
-    host.guard.wait_ready()
-    host.guard.restart()
+    host.kill()
     assert host.row(after)["hold"] | {"since": 0} == {
         "reason": "session_busy", "blocker": "hostguard-turn-a-1.scope", "since": 0,
     }  # fmt: skip
@@ -200,17 +198,22 @@ def test_a_scope_of_somebody_else_counts(host: Host) -> None:
 
 def test_case_36_300_turns_leave_no_unit_behind(host: Host) -> None:
     """36, bigbluebutton/bigbluebutton#24088: some fail in each way; only live ones are listed, none as failed."""
-    host.start("abcd", "[minds.c.turn]\nmax_turn = 1", global_concurrent_turns=4)
+    unrunnable = host.folder / "unrunnable"
+    unrunnable.touch()
+    minds = f'[minds.c.turn]\nmax_turn = 1\n[minds.d]\ncommand = ["{unrunnable}"]\nuser = "root"'
+    host.start("abc", minds, global_concurrent_turns=4)
     host.limit("unlimited", "mind_concurrent_turns", "b")
     live = host.send("@a", "wait_go")
+    host.send("@c", "exec sleep 60")
     ends = ("true", "exit 3", "kill -KILL $$", "kill -SEGV $$", "kill -KILL 0")
-    rows = [host.send("@b", ends[i % 5], session=f"s{i}") for i in range(297)]
-    host.turn.with_name("turn-c").write_text("")
-    rows += [host.send("@c", "exec sleep 60"), host.send("@d")]
+    for i in range(290):
+        host.send("@b", ends[i % len(ends)], session=f"s{i}")
+    for i in range(8):
+        host.send("@d", session=f"s{i}")
     wait_for(
-        lambda: all(ended(row) for row in host.get("/v1/deliveries?state=all&limit=400")["deliveries"][1:]),
-        60,
+        lambda: sum(map(ended, host.get("/v1/deliveries?state=all&limit=400")["deliveries"])) == 299, LONG_S
     )
+    host.post("/v1/pause")  # those that crashed would be tried again
     wait_for(lambda: host.guard.scopes() == ["hostguard-turn-a-1.scope"])
     host.go(live)
     host.done(live)
@@ -219,5 +222,5 @@ def test_case_36_300_turns_leave_no_unit_behind(host: Host) -> None:
     assert "hostguard" not in failed
 
 
-def ended(row: dict) -> bool:
-    return row["state"] == "done" or row["attempts"] > 0
+def ended(row: dict[str, Any]) -> bool:
+    return bool(row["state"] == "done" or row["attempts"] > 0)

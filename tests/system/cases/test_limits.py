@@ -52,7 +52,7 @@ def test_case_08_a_pause_outlives_changes(host: Host) -> None:
     row = host.send("@a")
     changed = host.config("abc", mind_concurrent_turns=2, global_concurrent_turns=5)
     changes: list[Callable[[], object]] = [
-        host.guard.reload,
+        lambda: host.post("/v1/reload"),
         lambda: host.guard.configure(changed),
         host.guard.reload,
         lambda: host.guard.cli("limit", "set", "global_concurrent_turns=3"),
@@ -75,16 +75,16 @@ def test_case_08_a_pause_outlives_changes(host: Host) -> None:
 def test_case_08_a_pause_of_the_whole_guard(host: Host) -> None:
     """8, triggerdotdev/trigger.dev#2066 and #2745: the same for all minds at once."""
     host.start("ab")
-    host.guard.cli("pause")
+    host.post("/v1/pause")
     rows = [host.send("@a"), host.send("@b")]
     host.guard.configure(host.config("abc"))
-    host.guard.reload()
+    host.post("/v1/reload")
     host.limit(5)
     host.kill()
     rows.append(host.send("@c"))
     assert [held(host, row) for row in rows] == ["paused"] * 3
     assert host.get("/v1/status")["state"] == "paused"
-    host.guard.cli("resume")
+    host.post("/v1/resume")
     host.done(*rows)
     assert sorted(host.order()) == rows
 
