@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 from hostguard import deliveries
@@ -18,7 +17,7 @@ from hostguard.queue import Unavailable, Write
 
 
 class Accepted(NamedTuple):
-    """`full`: minds that got no row, since their queue is full. `created` is False if the key was known."""
+    """`full`: minds without a row, since their queue is full. `created`: some row is new."""
 
     rows: list[Delivery]
     full: list[str]
@@ -45,43 +44,40 @@ class Acceptor:
     async def _send(self, new: New, caller: Caller | None) -> Accepted:
         manager = self._manager
         most = manager.policy.config.rows_per_mind
-        full = [m for m in new.minds if manager.backlog.total(m) + self._pending[m] >= most]
-        minds = [mind for mind in new.minds if mind not in full]
-        if not minds:
-            raise queue_full(f"the queue of {', '.join(full)} has its {most} rows (limits.rows_per_mind)")
-        new = replace(new, minds=minds)
-        self._pending.update(minds)
-        write = manager.queue.submit(lambda db: deliveries.enqueue(db, new))
+        full = {m for m in new.minds if manager.backlog.total(m) + self._pending[m] >= most}
+        self._pending.update(new.minds)
+        floor = manager.ledger.floor
+        write = manager.queue.submit(lambda db: deliveries.enqueue(db, new, full, floor))
         try:
-            rows, created = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
+            rows, fresh = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
         except TimeoutError:
             if not manager.queue.withdraw(write):
                 self._follow(write, new)
             again = "again with the same key" if new.key else "again"
-            raise unavailable(
-                f"the device does not take writes; nothing is accepted now, try {again}"
-            ) from None
+            raise unavailable(f"the device does not take writes; nothing is accepted, try {again}") from None
         except Unavailable as error:
             raise unavailable(f"the queue does not take writes: {error}") from error
         except deliveries.KeyReused:
             raise conflict(f"the key {new.key} was used for another message") from None
+        except deliveries.Full:
+            names = ", ".join(sorted(full))
+            raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
-            self._pending.subtract(minds)
-        if created:
+            self._pending.subtract(new.minds)
+        if fresh:
             if caller is not None:
-                manager.callers.attach(rows[0].row, caller)
-            manager.admit(rows)
-        return Accepted(rows, full, created)
+                manager.callers.attach(fresh[0].row, caller)
+            manager.admit(fresh)
+        return Accepted(rows, sorted(set(new.minds) - {row.mind for row in rows}), bool(fresh))
 
-    def _follow(self, write: Write[tuple[list[Delivery], bool]], new: New) -> None:
-        def late(future: asyncio.Future[tuple[list[Delivery], bool]]) -> None:
-            if future.cancelled() or future.exception() is not None or not future.result()[1]:
+    def _follow(self, write: Write[tuple[list[Delivery], list[Delivery]]], new: New) -> None:
+        def late(future: asyncio.Future[tuple[list[Delivery], list[Delivery]]]) -> None:
+            if future.cancelled() or future.exception() is not None or not (fresh := future.result()[1]):
                 return
-            rows = future.result()[0]
             if new.key is not None:
-                self._manager.admit(rows)
+                self._manager.admit(fresh)
             else:
-                ids = [row.id for row in rows]
+                ids = [row.id for row in fresh]
                 self._manager.ledger.write(lambda db: deliveries.forget(db, ids))
 
         write.future.add_done_callback(late)

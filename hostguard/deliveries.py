@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ FAN_OUT_MAX = 1000
 
 class KeyReused(Refused):
     """The idempotency key was used for another message."""
+
+
+class Full(Refused):
+    """The queue of every mind asked for is full."""
 
 
 class WrongState(Refused):
@@ -59,30 +63,29 @@ def last_id(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT coalesce(max(id), 0) FROM deliveries").fetchone()[0])
 
 
-def enqueue(db: sqlite3.Connection, new: New) -> tuple[list[Delivery], bool]:
-    """Store the rows; (rows, False if the key was known and these are the rows of then).
+def enqueue(
+    db: sqlite3.Connection, new: New, full: Collection[str] = (), floor: int = 0
+) -> tuple[list[Delivery], list[Delivery]]:
+    """Store a row for each mind that has none with this key and whose queue is not full.
 
-    Raises KeyReused.
+    Returns (all the message's rows, those that are new). Ids begin above `floor`. Raises KeyReused,
+    Full: then there is no row at all.
     """
-    if new.key is not None:
-        known = db.execute(
-            f"SELECT {COLUMNS}, payload FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
-            (new.key,),
-        ).fetchall()
-        known = [row for row in known if row[1] in new.minds]
-        if known:
-            body = db.execute("SELECT body FROM payloads WHERE id = ?", (known[0][-1],)).fetchone()
-            if body is None or body[0] != new.payload or known[0][2] != new.session:
-                raise KeyReused(new.key)
-            return [_delivery(row[:-1]) for row in known], False
-    first = last_id(db) + 1
+    known = _known(db, new)
+    have = {row.mind for row in known}
+    minds = [mind for mind in new.minds if mind not in have and mind not in full]
+    if not minds:
+        if not known:
+            raise Full
+        return known, []
+    first = max(last_id(db), floor) + 1
     db.execute("INSERT INTO payloads (id, body) VALUES (?, ?)", (first, new.payload))
     rows = [
         Delivery(
             first + i, mind, new.session, State.QUEUED, new.kind, new.key, new.sender, new.channel,
             new.created_at, new.not_before, new.expires_at, 0, None, 0, 0, {},
         )
-        for i, mind in enumerate(new.minds)
+        for i, mind in enumerate(minds)
     ]  # fmt: skip
     db.executemany(
         "INSERT INTO deliveries (id, mind, session, state, kind, key, sender, channel, created_at,"
@@ -93,7 +96,22 @@ def enqueue(db: sqlite3.Connection, new: New) -> tuple[list[Delivery], bool]:
             for r in rows
         ],
     )  # fmt: skip
-    return rows, True
+    return known + rows, rows
+
+
+def _known(db: sqlite3.Connection, new: New) -> list[Delivery]:
+    if new.key is None:
+        return []
+    rows = db.execute(
+        f"SELECT {COLUMNS}, payload FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
+        (new.key,),
+    ).fetchall()
+    rows = [row for row in rows if row[1] in new.minds]
+    for row in rows:
+        body = db.execute("SELECT body FROM payloads WHERE id = ?", (row[-1],)).fetchone()
+        if body is None or body[0] != new.payload or row[2] != new.session:
+            raise KeyReused(new.key)
+    return [_delivery(row[:-1]) for row in rows]
 
 
 def get(db: sqlite3.Connection, id_: int) -> Delivery | None:

@@ -28,6 +28,7 @@ class Ledger:
     def __init__(self, queue: Queue, events: Events, callers: Callers) -> None:
         self.waiters = Waiters()
         self.loaded = 0  # rows up to this id were queued before the guard was started
+        self.floor = 0  # ids up to this one belong to turns of a database that is gone
         self.history_rows = 0
         self._queue = queue
         self._events = events

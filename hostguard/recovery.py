@@ -5,6 +5,7 @@ What a killed guard can leave behind, and what becomes of it:
   row delivering, scope gone            ended by its exit record; without one (the host was restarted) a crash
   row queued, scope live or it ran      the mark was not stored any more: as above
   row queued, record empty              never let run: starts again, the record is removed
+  scope or record without a row         its database is gone: ids go on above it, so that none is taken for it
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ async def recover(manager: Manager) -> None:
     rows = await queue.read(lambda db: deliveries.select(db, [State.DELIVERING], None, 0, ALL))
     known = {row.turn: row for row in rows if row.turn is not None}
     found = {turn.live.id for turn in live if turn.live.id} | set(_records())
+    manager.ledger.floor = max((turns.row_of(turn_id) or 0 for turn_id in found), default=0)
     for turn_id in found - known.keys():
         row = await _unmarked(manager, turn_id)
         if row is not None:

@@ -11,7 +11,7 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
-from hostguard.deliveries import KeyReused, WrongState
+from hostguard.deliveries import Full, KeyReused, WrongState
 from hostguard.model import Kind, State
 from hostguard.queue import SchemaTooNew, migrate
 
@@ -27,8 +27,8 @@ def commits(queue):
 def test_rows_come_back_as_they_were_given(tmp_path):
     async def work(queue):
         new = message("a", "b", key="k", sender="s", channel="#c", not_before=5, expires_at=9)
-        rows, created = await put(queue, new)
-        assert created
+        rows, fresh = await put(queue, new)
+        assert rows == fresh
         assert [(r.id, r.mind, r.state, r.sender, r.channel) for r in rows] == [
             (1, "a", State.QUEUED, "s", "#c"),
             (2, "b", State.QUEUED, "s", "#c"),
@@ -88,6 +88,10 @@ def test_a_refusal_spares_the_others_of_its_batch(tmp_path):
         (message("x", "y", key="k"), [1, 2]),  # the same message: the rows of then
         (message("x", key="k"), [1]),  # the channel has fewer minds by now
         (message("z", key="k"), [3]),  # a key is of one mind
+        (
+            message("x", "z", key="k"),
+            [1, 3],
+        ),  # one that got no row then, since its queue was full, gets it now
         (message("x", "y", key="k", session="s"), KeyReused),
         (message("x", "y", key="k", body=b'{"content":"z"}'), KeyReused),
     ],
@@ -99,8 +103,35 @@ def test_idempotency_key(tmp_path, again, outcome):
             with pytest.raises(KeyReused):
                 await put(queue, again)
         else:
-            rows, _ = await put(queue, again)
+            rows, fresh = await put(queue, again)
             assert [row.id for row in rows] == outcome
+            assert [row.id for row in fresh] == [id_ for id_ in outcome if id_ > 2]
+
+    on_queue(tmp_path, work)
+
+
+def test_full_queues(tmp_path):
+    async def work(queue):
+        def send(new, full):
+            return queue.write(lambda db: deliveries.enqueue(db, new, full))
+
+        await put(queue, message("x", key="k"))
+        rows, fresh = await send(message("x", key="k"), {"x"})
+        assert ([row.id for row in rows], fresh) == ([1], []), "what was accepted is not refused afterwards"
+        rows, _ = await send(message("x", "y"), {"x"})
+        assert [row.mind for row in rows] == ["y"]
+        with pytest.raises(Full):
+            await send(message("x"), {"x"})
+
+    on_queue(tmp_path, work)
+
+
+def test_ids_begin_above_the_floor(tmp_path):
+    async def work(queue):
+        rows, _ = await queue.write(lambda db: deliveries.enqueue(db, message("x", "y"), (), 40))
+        assert [row.id for row in rows] == [41, 42]
+        rows, _ = await queue.write(lambda db: deliveries.enqueue(db, message("x"), (), 40))
+        assert rows[0].id == 43
 
     on_queue(tmp_path, work)
 
