@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from hostguard import deliveries
@@ -16,19 +17,32 @@ from hostguard.problems import Problem, bad_request, conflict, unavailable, unkn
 from hostguard.queue import Refused, Unavailable
 from hostguard.systemd import SystemdError, SystemdLost
 
+ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
 
 
-async def store(manager: Manager, op: deliveries.Op) -> Any:
-    """A durable write that its caller waits for. Raises Problem."""
+async def store(manager: Manager, op: deliveries.Op, then: Callable[[Any], None]) -> None:
+    """A durable write that its caller waits for; `then`, with its result, once it is stored.
+
+    Raises Problem. Where the device hangs in the very commit, the caller is told so, and `then` still
+    follows if the write succeeds after all.
+    """
     write = manager.queue.submit(op)
     try:
-        return await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
+        result = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
     except TimeoutError:
-        done = "nothing was done" if manager.queue.withdraw(write) else "it may be done later"
-        raise unavailable(f"the device does not take writes; {done}") from None
+        if manager.queue.withdraw(write):
+            raise unavailable("the device does not take writes; nothing was done") from None
+
+        def late(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                then(future.result())
+
+        write.future.add_done_callback(late)
+        raise unavailable("the device does not take writes; it is done once the device goes on") from None
     except Unavailable as error:
         raise unavailable(f"the queue does not take writes: {error}") from error
+    then(result)
 
 
 async def read(manager: Manager, op: deliveries.Op) -> Any:
@@ -43,6 +57,8 @@ async def read(manager: Manager, op: deliveries.Op) -> Any:
 
 async def delivery(manager: Manager, id_: int) -> Delivery:
     """One row."""
+    if id_ > ID_MAX:
+        raise unknown("delivery", id_, "hostguard queue lists those that wait")
     row: Delivery | None = await read(manager, lambda db: deliveries.get(db, id_))
     if row is None:
         raise unknown("delivery", id_, "hostguard queue lists those that wait")
@@ -51,7 +67,8 @@ async def delivery(manager: Manager, id_: int) -> Delivery:
 
 async def pause(manager: Manager, mind: str | None, on: bool) -> None:
     """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
-    _known(manager, mind)
+    if on or not manager.policy.paused(mind):
+        _known(manager, mind)  # one that was removed while paused can still be resumed
     key, before = pause_key(mind), manager.policy.paused(mind)
     if on:
         # At once, whatever the card does: nothing may start while the setting is being stored.
@@ -59,19 +76,22 @@ async def pause(manager: Manager, mind: str | None, on: bool) -> None:
         for turn in manager.runner.live:
             if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
                 turn.revoked = True
+
+    def stored(_: Any) -> None:
+        manager.policy.set(key, True if on else None)
+        who = mind or "the guard"
+        event, text = (
+            (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
+        )
+        manager.events.emit(event, text, mind=mind)
+        touch(manager)
+
     try:
-        await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None))
+        await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None), stored)
     except Problem:
         manager.policy.set(key, True if before else None)
         touch(manager)
         raise
-    manager.policy.set(key, True if on else None)
-    who = mind or "the guard"
-    event, text = (
-        (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
-    )
-    manager.events.emit(event, text, mind=mind)
-    touch(manager)
 
 
 async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, runtime: bool) -> None:
@@ -91,13 +111,16 @@ async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, r
     else:
         raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
     key = limit_key(name, mind)
-    await store(manager, lambda db: deliveries.set_setting(db, key, setting))
-    manager.policy.set(key, setting)
-    now, source = manager.policy.limit(name, mind)
-    told = "unlimited" if now is None else now
-    text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
-    manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
-    touch(manager)
+
+    def stored(_: Any) -> None:
+        manager.policy.set(key, setting)
+        now, source = manager.policy.limit(name, mind)
+        told = "unlimited" if now is None else now
+        text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
+        manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
+        touch(manager)
+
+    await store(manager, lambda db: deliveries.set_setting(db, key, setting), stored)
 
 
 def touch(manager: Manager) -> None:
@@ -124,14 +147,13 @@ async def retry(manager: Manager, id_: int) -> Delivery:
     """Queue an ended row again."""
     await delivery(manager, id_)
     try:
-        row: Delivery = await store(manager, lambda db: deliveries.retry(db, id_, now_ms()))
+        await store(manager, lambda db: deliveries.retry(db, id_, now_ms()), lambda row: manager.admit([row]))
     except Refused as refusal:
         current = await delivery(manager, id_)
         if current.kind is Kind.RUN:
             raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
         raise conflict(f"{id_} is {current.state}: only an ended delivery can be tried again") from refusal
-    manager.admit([row])
-    return row
+    return await delivery(manager, id_)
 
 
 async def stop(manager: Manager, name: str) -> Turn:

@@ -91,8 +91,7 @@ class Ledger:
         """Write down how the row's turn ended; the row to queue again if it failed or never ran."""
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
-        record = turns.read_record(turn_id) if row.kind is Kind.MESSAGE else None
-        result = turns.result(ending, record, now - turn.since, turn.held_ms)
+        result = turns.result(ending, turn.record, max(0, now - turn.since), turn.held_ms)
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
             again = ending.back and self._callers.waits(row.id)
@@ -101,7 +100,8 @@ class Ledger:
         if ending.back:
             turns.forget(turn_id)  # now: its next turn has the same id
         if again:
-            not_before = now + turns.backoff(attempts) if ending.failed else row.not_before
+            pause = turns.backoff(attempts) if ending.failed else ending.pause_ms
+            not_before = now + pause if pause else row.not_before
             write = self.write(
                 lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
             )

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from hostguard.model import Delivery, LiveTurn
 from hostguard.spawner import Stub
+from hostguard.turns import Record
 
 
 class Phase(StrEnum):
@@ -36,6 +37,9 @@ class Turn:
     max_turn: float | None = None
     stub: Stub | None = None
     pid: int | None = None  # of a `hostguard run` that waits to be moved into the scope
+    begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
+    released: bool = False  # this guard let the command run
+    record: Record | None = None  # read at the end
     stopped: bool = False  # somebody asked for its end
     revoked: bool = False  # must not start after all: paused since it was admitted
     gone: bool = False  # the scope went while the start was still in flight

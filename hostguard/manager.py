@@ -153,7 +153,9 @@ class Manager:
             if not isinstance(decide(self.host(), self.view(row.mind), row, now), Start):
                 log.error("the backlog offered %s, which the gate holds", row)
                 break
-            self._begin(row, now)
+            if not self._begin(row, now):
+                self.backlog.remove(row.id, row.mind, row.session)
+                self.requeue(replace(row, not_before=now + READ_AGAIN_MS))
         self._expire(now)
         fresh, self._fresh = self._fresh, []
         for row in fresh:
@@ -169,24 +171,29 @@ class Manager:
 
     # -- one turn
 
-    def _begin(self, row: Row, now: int) -> None:
-        self.backlog.remove(row.id, row.mind, row.session)
+    def _begin(self, row: Row, now: int) -> bool:
         turn_id = turns.turn_id(row.id, self.ledger.attempts(row.id))
         unit = turn_unit(row.mind, turn_id)
+        if unit in self.runner.live.turns:
+            log.warning("%s is live already, and not by us: row %d waits for it", unit, row.id)
+            return False
+        self.backlog.remove(row.id, row.mind, row.session)
         turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id), now, Phase.STARTING)
         self.runner.live.add(turn)
         self.keep(asyncio.create_task(self._start(turn, row)))
+        return True
 
     async def _start(self, turn: Turn, row: Row) -> None:
         try:
             await self._bring_up(turn, row)
         except Exception as error:
             log.exception("turn %s could not be started", turn.live.id)
+            if turn.phase is not Phase.STARTING:
+                return  # it runs, and its end is seen
             if turn.delivery is None:
                 self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
-            self.runner.give_up(
-                turn, turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
-            )
+            ending = turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
+            self.runner.give_up(turn, ending)
 
     async def _bring_up(self, turn: Turn, row: Row) -> None:
         try:

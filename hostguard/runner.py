@@ -21,6 +21,7 @@ from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
+AGAIN_MS = 1_000  # out of descriptors or processes: look again after this
 LEAVE_S = 2.0  # systemd normally forgets a scope within milliseconds
 # A turn that was dismissed has the same name at its next start: systemd may not have forgotten it yet.
 FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -37,7 +38,6 @@ class Runner:
         self._on_up = on_up
         self._on_over = on_over
         self.spawner = Spawner()
-        self._cgroup = cgroups.ROOT
         self._watch = cgroups.Watch(self._emptied)
         self._leaving: set[str] = set()  # over for us; systemd has not said so yet
         self._reaper: asyncio.TimerHandle | None = None
@@ -48,7 +48,6 @@ class Runner:
         self._watch.open()
         await self.spawner.start()
         await self.systemd.start()
-        self._cgroup = cgroups.ROOT / (await self.systemd.control_group()).lstrip("/")
 
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
@@ -60,7 +59,7 @@ class Runner:
 
     def cgroup(self, unit: str, mind: str) -> Path:
         """The cgroup folder of a turn's scope."""
-        slices = self._cgroup / units.SLICE
+        slices = cgroups.ROOT / self.systemd.control_group.lstrip("/") / units.SLICE
         return slices / units.mind_slice(mind) / unit if mind else slices / unit
 
     # -- starting
@@ -75,9 +74,13 @@ class Runner:
             turns.begin_record(turn.live.id)
             turn.stub = await self.spawner.take()
         except OSError as error:
-            self._over(turn, turns.Ending("not_started", f"cannot start a process: {error}", failed=True))
+            # The host's fault, not the mind's.
+            reason = f"the guard cannot start a process: {error}"
+            log.error("%s: %s", turn.live.unit, reason)
+            self._over(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
             return False
         turn.pid = turn.stub.pid
+        turn.begun = time.monotonic()
         if not await self._bring_up(turn, mind.limits):
             return False
         turn.phase = Phase.RUNNING
@@ -86,6 +89,7 @@ class Runner:
         if not turn.revoked:
             try:
                 release(turn.stub, mind, delivery, payload, turn.live.id, turn.held_ms, cgroup)
+                turn.released = True
                 return True
             except OSError as error:
                 log.warning("%s is not let run: %s", turn.live.unit, error)
@@ -126,7 +130,7 @@ class Runner:
         # The word may have been of an earlier turn of this name: a row that is tried again by request.
         if turn.gone and not cgroups.populated(self.cgroup(unit, turn.live.mind)):
             self._dismiss(turn)
-            self._over(turn, self.ending_of(turn))
+            self._ended(turn)
             return False
         return True
 
@@ -171,7 +175,7 @@ class Runner:
             turn.phase = Phase.LINGERING
             self.watch(turn)
         else:
-            self._over(turn, self.ending_of(turn))
+            self._ended(turn)
 
     def _unfollow(self, turn: Turn) -> None:
         if turn.stub is not None:
@@ -182,13 +186,27 @@ class Runner:
     # -- ending
 
     def ending_of(self, turn: Turn) -> turns.Ending:
-        """How a turn whose scope is gone ended."""
+        """How a turn whose scope is gone ended. Raises OSError if its record cannot be read now."""
         if turn.delivery is None or turn.live.id is None:
             return turns.Ending("exited", "the scope is gone")
         if turn.delivery.kind is Kind.RUN:
             return turns.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
-        ran_s = time.time() - turn.since / 1000
-        return turns.ending(turns.read_record(turn.live.id), turn.stopped, ran_s, turn.max_turn)
+        turn.record = turns.read_record(turn.live.id)
+        if turn.record is None and turn.released:
+            return turns.Ending("exited", "its exit record was removed: how it ended is not known")
+        # An earlier guard's turn is timed by the wall clock, which is all that was stored.
+        ran_s = time.time() - turn.since / 1000 if turn.begun is None else time.monotonic() - turn.begun
+        return turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn)
+
+    def _ended(self, turn: Turn) -> None:
+        """The turn has no process any more."""
+        try:
+            ending = self.ending_of(turn)
+        except OSError as error:
+            log.error("%s: its record cannot be read: %s; trying again", turn.live.unit, error)
+            asyncio.get_running_loop().call_later(AGAIN_MS / 1000, self._ended, turn)
+        else:
+            self._over(turn, ending)
 
     def _over(self, turn: Turn, ending: turns.Ending) -> None:
         if self.live.remove(turn):
@@ -257,12 +275,12 @@ class Runner:
         if turn.phase is Phase.STARTING:
             turn.gone = True
         else:
-            self._over(turn, self.ending_of(turn))
+            self._ended(turn)
 
     def _emptied(self, unit: str) -> None:
         turn = self.live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
-            self._over(turn, self.ending_of(turn))
+            self._ended(turn)
 
     def _has_processes(self, unit: str, mind: str) -> bool:
         return cgroups.populated(self.cgroup(unit, mind))

@@ -27,6 +27,11 @@ MANAGER = "org.freedesktop.systemd1.Manager"
 DBUS = "org.freedesktop.DBus"
 CALL_S = 25.0  # sd-bus's own default time-out of a call
 START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
+# Errors that say nothing about whether the call took effect: org.freedesktop.DBus.Error...
+UNKNOWN_OUTCOME = {
+    f"{DBUS}.Error.{name}"
+    for name in ("NoReply", "Timeout", "TimedOut", "Disconnected", "NameHasNoOwner", "ServiceUnknown")
+}
 RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
 
 
@@ -97,6 +102,7 @@ class Systemd:
         self._listener = listener
         self._bus: MessageBus | None = None
         self._jobs: dict[str, asyncio.Future[str]] = {}  # unit -> result of its start job
+        self.control_group = ""  # that systemd's own tree hangs from; known once connected
         self._listing = asyncio.Lock()
         self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
         self._task: asyncio.Task[None] | None = None
@@ -143,10 +149,6 @@ class Systemd:
         """
         await self._call("StopUnit", "ss", [unit, "replace"])
 
-    async def kill_unit(self, unit: str, signal: int) -> None:
-        """Send a signal to all processes of a unit. Raises SystemdError, SystemdLost."""
-        await self._call("KillUnit", "ssi", [unit, "all", signal])
-
     async def scopes(self) -> list[Scope]:
         """Live scopes in our slices. Raises SystemdError, SystemdLost."""
         async with self._listing:
@@ -167,26 +169,20 @@ class Systemd:
                     found[unit] = Scope(unit, turn[0])
             return list(found.values())
 
-    async def control_group(self) -> str:
-        """The cgroup that systemd's own tree hangs from, "" for the root."""
-        reply = await self._call("Get", "ss", [MANAGER, "ControlGroup"], "org.freedesktop.DBus.Properties")
-        return str(reply[0].value).rstrip("/")
-
     async def refresh(self) -> None:
         """Read the list again and tell the listener: for when there is doubt."""
         self._listener.systemd_up(await self.scopes())
 
     async def _mind_of(self, unit: str, path: str) -> str | None:
-        turn = parse_turn_unit(unit)
-        if turn is not None:
-            return turn[0]
         try:
             reply = await self._call(
                 "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], f"{DBUS}.Properties", path
             )
         except SystemdError:
             return None  # gone in between
-        return slice_mind(reply[0].value)
+        mind = slice_mind(reply[0].value)
+        turn = parse_turn_unit(unit)
+        return turn[0] if mind is not None and turn is not None else mind
 
     async def _call(
         self,
@@ -209,6 +205,8 @@ class Systemd:
             raise SystemdLost(f"the bus is gone: {error}") from error
         if reply is None:
             raise SystemdLost("the bus is gone")
+        if reply.message_type is MessageType.ERROR and reply.error_name in UNKNOWN_OUTCOME:
+            raise SystemdLost(f"{member}: {reply.error_name}")
         if reply.message_type is MessageType.ERROR:
             raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
         return list(reply.body)
@@ -232,6 +230,8 @@ class Systemd:
             ):
                 await self._call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
             await self._call("Subscribe")
+            root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], f"{DBUS}.Properties")
+            self.control_group = str(root[0].value)
             await self.refresh()
         except SystemdError as error:
             self._bus = None

@@ -71,6 +71,7 @@ def record_path(turn: str) -> Path:
 
 def begin_record(turn: str) -> None:
     """Make the empty record of a turn that is about to start. Raises OSError."""
+    paths.TURNS.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
     os.close(os.open(record_path(turn), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
 
 
@@ -124,6 +125,7 @@ class Ending:
     exit: int | None = None  # the command's status; 128 + n if signal n ended it, as shells say it
     failed: bool = False
     back: bool = False  # never ran: back to its place in the queue, no attempt counted
+    pause_ms: int = 0  # before it is offered again
 
 
 def ending(record: Record | None, stopped: bool, ran_s: float, max_turn: float | None) -> Ending:
