@@ -73,9 +73,9 @@ def _problem(error: Any) -> JSONResponse:
         "type": f"urn:hostguard:{error.code}",
         "title": error.code.replace("_", " "),
         "status": error.status,
-        "detail": error.detail,
         "code": error.code,
     }
+    body["detail"] = error.detail.encode(errors="replace").decode()
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
     return JSONResponse(body, error.status, headers, media_type="application/problem+json")
 

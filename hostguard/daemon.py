@@ -186,7 +186,7 @@ def main() -> None:
     if sys.argv[1:]:
         asked = sys.argv[1:] == ["--help"]
         print(
-            "usage: hostguardd [--version]\nThe daemon; it is configured in hostguard.toml(5).",
+            "usage: hostguardd [--version]\nThe daemon; it is configured in /etc/hostguard/hostguard.toml.",
             file=sys.stdout if asked else sys.stderr,
         )
         sys.exit(0 if asked else 2)

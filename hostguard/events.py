@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
+from hostguard.clock import now_ms
 from hostguard.journal import Journal
 
 KEPT = 1000  # events in memory, for a client that comes back
@@ -34,7 +34,7 @@ class Event(StrEnum):
     RELOADED = "reloaded"
 
 
-# Stable for ever, documented in hostguard(1): journalctl MESSAGE_ID=...
+# Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
 MESSAGE_IDS = {
     Event.HELD: "6b0e4d2f0a5c4b7c9d1f3a8e52c70411",
     Event.HOLD_ENDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70412",
@@ -57,7 +57,8 @@ class Events:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._last = 0
+        # Above all ids of an earlier run, so that a client's Last-Event-ID stays true.
+        self._last = now_ms()
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._readers: set[asyncio.Queue[dict[str, Any]]] = set()
 
@@ -65,7 +66,7 @@ class Events:
         """Tell all readers and the journal. `fields` with a value become HOSTGUARD_<NAME>."""
         given = {name: value for name, value in fields.items() if value is not None}
         self._last += 1
-        event = {"id": self._last, "at": int(time.time() * 1000), "type": str(type_), "text": text, **given}
+        event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text, **given}
         self._kept.append(event)
         for reader in self._readers:
             if reader.qsize() < BEHIND_MAX:

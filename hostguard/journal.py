@@ -23,13 +23,7 @@ class Journal:
     def __init__(self, identifier: str = "hostguard") -> None:
         self._identifier = identifier
         self._dropped = 0
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        try:
-            self._socket.connect(SOCKET)
-        except OSError:
-            self._socket.close()
-            self._socket = None
+        self._socket: socket.socket | None = _connect()
 
     def send(self, text: str, priority: int = 6, fields: Mapping[str, str] | None = None) -> None:
         """One entry. `priority` is syslog's, 0 to 7; `fields` are further journal fields."""
@@ -44,11 +38,41 @@ class Journal:
             "SYSLOG_IDENTIFIER": self._identifier,
             **(fields or {}),
         }
-        try:
-            self._socket.send(b"".join(_field(name, value) for name, value in entry.items()))
+        raw = b"".join(_field(name, value) for name, value in entry.items())
+        if self._try(raw):
             self._dropped = 0
-        except OSError:
+        else:
             self._dropped += 1
+
+    def _try(self, raw: bytes) -> bool:
+        assert self._socket is not None
+        try:
+            self._socket.send(raw)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:  # its socket was made anew
+            again = _connect()
+            if again is None:
+                return False
+            self._socket.close()
+            self._socket = again
+        try:
+            self._socket.send(raw)
+        except OSError:
+            return False
+        return True
+
+
+def _connect() -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.setblocking(False)
+    try:
+        sock.connect(SOCKET)
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 def _field(name: str, value: str) -> bytes:

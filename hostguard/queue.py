@@ -41,6 +41,10 @@ class Unavailable(QueueError):
     """The database did not take the write: disk full, I/O error, or a stalled device."""
 
 
+class Locked(Unavailable):
+    """Another process holds the file: no write of the batch could do better alone."""
+
+
 class SchemaTooNew(QueueError):
     """The file was written by a newer hostguard."""
 
@@ -139,7 +143,8 @@ class Queue:
                 # Alone, each fails or succeeds for what it is itself.
                 failure, done = done, []
                 for write in batch:
-                    alone = self._try_commit([write]) if len(batch) > 1 else failure
+                    lone = len(batch) == 1 or isinstance(failure, Locked)
+                    alone = failure if lone else self._try_commit([write])
                     if not isinstance(alone, Exception):
                         done += alone
                     elif write.keep:
@@ -188,7 +193,8 @@ class Queue:
                 log.exception("a write to %s is wrong", self.path)
             with suppress(sqlite3.Error):
                 self._db.rollback()
-            return Unavailable(f"{self.path}: {error}")
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
         done: list[Done] = []

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# What the first streamed answer and the first websocket handshake would import on the event loop.
+import anyio._backends._asyncio  # noqa: F401
 import uvicorn
+import uvicorn.protocols.websockets.auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 GROUP = "hostguard"  # its members may use the socket

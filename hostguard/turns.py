@@ -41,7 +41,7 @@ def backoff(attempts: int) -> int:
 
 
 def environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
-    """The environment of an exec mind's command, documented in hostguard.toml(5)."""
+    """The environment of an exec mind's command, documented in packaging/hostguard.toml."""
     return {
         "PATH": PATH,
         "LANG": "C.UTF-8",

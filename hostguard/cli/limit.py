@@ -39,7 +39,7 @@ def show(as_json: bool) -> None:
 @command.command("set")
 @click.argument("setting", metavar="NAME=VALUE")
 @click.option("--mind", help="Only for this mind.", shell_complete=complete_minds)
-@click.option("--runtime", is_flag=True, help="Only until the daemon restarts.")
+@click.option("--runtime", is_flag=True, help="Only until the host is restarted.")
 @json_option
 def set_(setting: str, mind: str | None, runtime: bool, as_json: bool) -> None:
     """Change a limit at once; no running turn is stopped.

@@ -10,7 +10,7 @@ import click
 
 from hostguard import client
 from hostguard.cli.common import complete_minds
-from hostguard.cli.errors import CliError, NotRunning
+from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
 from hostguard.units import mind_slice
 
 _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
@@ -49,5 +49,11 @@ def matches(what: str) -> list[str]:
     try:
         turn = client.call("GET", f"/v1/turns/{what}")
     except NotRunning:
+        return patterns
+    except CliError as error:
+        if error.exit_code != UNKNOWN:
+            raise
+        # A failed attempt's turn is no longer its delivery's: the journal still has it.
+        client.call("GET", f"/v1/deliveries/{what.partition('.')[0]}")
         return patterns
     return [f"--unit={turn['unit']}"] if turn.get("unit") else patterns

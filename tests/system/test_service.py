@@ -73,14 +73,20 @@ def test_a_daemon_that_hangs_is_killed_by_the_watchdog_and_its_turn_goes_on(guar
         systemctl("daemon-reload")
 
 
-def test_reload_by_systemctl_waits_for_nothing_and_a_bad_file_is_refused(guard: Guard) -> None:
+def test_reload_by_systemctl_and_by_signal_refuses_a_bad_file(guard: Guard) -> None:
     guard.start(SLEEPER)
     guard.configure(SLEEPER.replace("= 1\n", "= 5\n", 1))
     systemctl("reload", UNIT)
     wait_for(lambda: show("StatusText") == "0/5 turns, 0 held, cap 5")
     guard.configure("[limits]\nglobal_concurrent_turns = -1\n")
-    systemctl("reload", UNIT)
-    wait_for(lambda: "last reload failed" in show("StatusText"))
+    assert subprocess.run(["systemctl", "reload", UNIT], capture_output=True, check=False).returncode != 0
+    assert "last reload failed" in show("StatusText")
+    os.kill(guard.pid, signal.SIGHUP)
+    wait_for(
+        lambda: (
+            len([e for e in guard.journal(f"_SYSTEMD_UNIT={UNIT}") if "not taken over" in e["MESSAGE"]]) == 2
+        )
+    )
     assert guard.json("status")["cap"] == 5
     assert guard.cli("reload", check=False).returncode == 1
 

@@ -9,7 +9,7 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
-from hostguard.queue import Unavailable
+from hostguard.queue import BUSY_MS, Locked, Unavailable
 
 
 def damage(path):
@@ -119,5 +119,23 @@ def test_a_full_disk_refuses_and_recovers(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         rows, _ = await asyncio.wait_for(kept.future, 10)
         assert (rows[0].mind, rows[0].id) == ("kept", 2)
+
+    on_queue(tmp_path, work)
+
+
+def test_a_file_that_another_process_holds_costs_one_wait_for_all(tmp_path):
+    async def work(queue):
+        await put(queue, message())
+        other = sqlite3.connect(queue.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        begun = asyncio.get_running_loop().time()
+        results = await asyncio.gather(
+            *(put(queue, message(f"m{i}")) for i in range(6)), return_exceptions=True
+        )
+        took = asyncio.get_running_loop().time() - begun
+        other.close()
+        assert {type(result) for result in results} == {Locked}
+        assert took < 3 * BUSY_MS / 1000  # not one wait each
+        await put(queue, message("later"))
 
     on_queue(tmp_path, work)

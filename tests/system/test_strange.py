@@ -1,0 +1,107 @@
+"""What somebody else does to the guard's files and units while it works."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from guard import STATE, UNIT, Guard, run, systemctl, wait_for
+
+TWO = """
+[limits]
+mind_concurrent_turns = 2
+[minds.bob]
+command = ["/bin/sh", "-c", "echo ran >>/disk/strange.log; sleep 1"]
+user = "root"
+"""
+
+
+def ran() -> int:
+    log = Path("/disk/strange.log")
+    return len(log.read_text().split()) if log.exists() else 0
+
+
+def begin(guard: Guard, state: Path | None = None) -> None:
+    Path("/disk/strange.log").unlink(missing_ok=True)
+    guard.start(TWO, state)
+
+
+def done(guard: Guard, row: int) -> dict:
+    with guard.client() as client:
+        answer = client.get(f"/v1/deliveries/{row}", params={"wait_s": 30}).json()
+    assert answer["state"] == "done", answer
+    return answer
+
+
+def test_a_scope_of_somebody_s_has_the_name_of_the_next_turn(guard: Guard) -> None:
+    begin(guard)
+    name = ["--slice=hostguard-bob.slice", "--unit=hostguard-turn-bob-1"]
+    other = subprocess.Popen(["systemd-run", "--quiet", "--scope", *name, "sleep", "3"])
+    wait_for(lambda: guard.json("turns")["turns"])
+    guard.cli("send", "@bob", "hello")
+    assert ran() == 0
+    other.wait()
+    assert done(guard, 1)["attempts"] == 0
+    assert ran() == 1
+
+
+def test_the_records_are_removed_while_a_turn_runs(guard: Guard) -> None:
+    begin(guard)
+    guard.cli("send", "@bob", "hello")
+    wait_for(ran)
+    run("rm", "-rf", "/run/hostguard/turns")
+    assert "not known" in done(guard, 1)["result"]["reason"]
+    guard.cli("send", "@bob", "again", "--wait")
+    assert ran() == 2
+
+
+def test_the_database_is_moved_away_while_a_turn_runs(guard: Guard) -> None:
+    begin(guard)
+    for _ in range(3):
+        guard.cli("send", "@bob", "hello", "--wait")
+    guard.cli("send", "@bob", "hello")
+    wait_for(lambda: ran() == 4)
+    guard.stop()
+    for path in STATE.iterdir():
+        path.unlink()
+    guard.restart()  # turn 4 lives on, and nobody knows its row
+    sent = guard.json("send", "@bob", "new")["deliveries"][0]["id"]
+    assert sent == 5
+    guard.restart()
+    done(guard, sent)
+    wait_for(lambda: not guard.scopes())
+    assert ran() == 5
+
+
+def test_a_full_disk_at_the_start_is_tried_again_until_there_is_room(guard: Guard) -> None:
+    small = Path("/disk/small")
+    small.mkdir(exist_ok=True)
+    run("mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(small))
+    try:
+        (small / "fill").write_bytes(b"x" * 128 * 1024)
+        try:
+            begin(guard, small)
+        except AssertionError as error:
+            assert "failed" in str(error)
+        wait_for(
+            lambda: int(run("systemctl", "show", "--value", "--property=NRestarts", UNIT).stdout) >= 1, 30
+        )
+        (small / "fill").unlink()
+        wait_for(lambda: guard.cli("status", check=False).returncode == 0, 30)
+    finally:
+        guard.stop()
+        run("umount", str(STATE))
+        guard._mounted = False
+        run("umount", str(small))
+
+
+def test_the_journal_is_made_anew(guard: Guard) -> None:
+    begin(guard)
+    systemctl(
+        "stop", "systemd-journald.socket", "systemd-journald-dev-log.socket", "systemd-journald.service"
+    )
+    guard.cli("pause", "bob")
+    systemctl("start", "systemd-journald.socket", "systemd-journald.service")
+    guard.cli("resume", "bob")
+    lines = [entry["MESSAGE"] for entry in guard.journal("SYSLOG_IDENTIFIER=hostguardd")]
+    assert any("goes on after a pause" in line for line in lines)
