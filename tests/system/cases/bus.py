@@ -48,7 +48,7 @@ class Bus:
 
     def cut(self) -> None:
         """The connection is lost, with what is held up in it, and no other can be made."""
-        RELAY.unlink()
+        RELAY.unlink(missing_ok=True)
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from guard import systemctl, wait_for
 from host import Host
@@ -142,15 +140,3 @@ def test_case_11_rows_left_delivering_are_recovered(host: Host) -> None:
         again: 2, dead: 1, unrun: 2, unknown: 2, **dict.fromkeys(behind, 1),
     }  # fmt: skip
     host.prove(attempts=2, killed=("1", "2", "3", "4"))
-
-
-def test_a_second_daemon_refuses(host: Host) -> None:
-    """One guard per host: it says so, and the first goes on."""
-    host.start("a")
-    done = subprocess.run(["hostguardd"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "hostguardd: another hostguardd runs on this host (it holds /run/hostguard/gate.lock)\n"
-    )
-    host.done(host.send("@a"))

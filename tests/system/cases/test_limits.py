@@ -17,8 +17,7 @@ def held(host: Host, row: int) -> str:
     return str(found["hold"]["reason"])
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-@pytest.mark.parametrize("second", ["global_cap", "paused"])
+@pytest.mark.parametrize(("second", "how"), [("global_cap", "killed"), ("paused", "stopped")])
 def test_case_07_admitted_by_one_limit_stopped_by_another(host: Host, second: str, how: str) -> None:
     """7, hatchet-dev/hatchet#4804: after a restart the row is offered again, and no slot is lost."""
     host.start("abc", global_concurrent_turns=1)

@@ -17,7 +17,7 @@ def test_case_01_three_heartbeats_in_the_same_second_on_a_slow_card(host: Host, 
     state = card.mount / "state"
     state.mkdir()
     host.start("abc", global_concurrent_turns=2, state=state)
-    due = int(time.time() * 1000) + 1500
+    due = int(time.time() * 1000) + 800
     write = f"dd if=/dev/zero of={card.mount}/$HOSTGUARD_MIND bs=64K count=4 oflag=sync status=none"
     rows = [host.send(f"@{mind}", write, sender="heartbeat", not_before=due) for mind in "abc"]
     assert host.get("/v1/status")["due_later"] == 3
