@@ -34,6 +34,7 @@ log = logging.getLogger("hostguard")
 # Exit codes of the service, as in systemd.exec(5).
 EXIT_FAILURE = 1
 EXIT_NOTCONFIGURED = 6
+STATUS_S = 0.2  # each status line costs PID 1 a round of signals
 SETTLE_S = 5.0  # for starts under way when we stop
 
 
@@ -96,7 +97,7 @@ class Daemon:
             self._failure = "the API server ended by itself"
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
-        server.should_exit = server.force_exit = True
+        server.end()
         await asyncio.wait([serving], timeout=SETTLE_S)
         await self.manager.settled(SETTLE_S)
         await self.manager.runner.close()
@@ -142,10 +143,10 @@ class Daemon:
         self._reload_task = asyncio.create_task(attempt())
 
     def _changed(self) -> None:
-        """Many changes in one round of the loop make one status line."""
+        """Many changes within STATUS_S make one status line."""
         if not self._status_due:
             self._status_due = True
-            asyncio.get_running_loop().call_soon(self._tell_status)
+            asyncio.get_running_loop().call_later(STATUS_S, self._tell_status)
 
     def _tell_status(self) -> None:
         self._status_due = False

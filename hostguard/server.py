@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import grp
 import os
@@ -40,7 +41,20 @@ class PeerProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the daemon has its own."""
+    """uvicorn without its signal handlers, since the daemon has its own, and without its ticks."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Wait for the end; uvicorn's own looks ten times a second."""
+        await self._ended.wait()
+
+    def end(self) -> None:
+        """Stop serving, without waiting for connections that stay open."""
+        self.should_exit = self.force_exit = True
+        self._ended.set()
 
     def install_signal_handlers(self) -> None:
         """Older uvicorn."""
@@ -54,7 +68,17 @@ class Server(uvicorn.Server):
 def make_server(app: Any) -> Server:
     """A server to `await serve(sockets=[...])`."""
     config = uvicorn.Config(
-        app, http=PeerProtocol, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False
+        app,
+        http=PeerProtocol,
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,  # nobody may say for another who calls
+        server_header=False,
+        date_header=False,
     )
     config.load()  # its imports, now and not on the event loop
     return Server(config)

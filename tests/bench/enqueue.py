@@ -27,7 +27,7 @@ SECONDS = 0.8  # per contender and round
 FSYNC_MS = 10.0
 RATE = 10_000_000  # bytes/s: what the SD card class A1 promises
 BLOCK = b"x" * 4096
-LOG_FULL = b'{"content": "%b"}' % (b"x" * 5_000_000)  # SQLite begins its log again after 1000 pages
+LOG_FULL = b'{"content": "%b"}' % (b"x" * 5_000_000)  # SQLite begins its log again after 4000 pages of 1 KiB
 CONTENT = "x" * 100
 PAYLOAD = b'{"content": "%b"}' % CONTENT.encode()
 

@@ -20,7 +20,7 @@ def commits(queue):
     """WAL frames that end a transaction, from the file itself: one per commit."""
     with open(f"{queue.path}-wal", "rb") as wal:
         data = wal.read()
-    size = 24 + 4096
+    size = 24 + 1024
     return sum(data[at + 4 : at + 8] != b"\0\0\0\0" for at in range(32, len(data) - size + 1, size))
 
 

@@ -36,7 +36,7 @@ def test_connections_are_bounded_and_a_free_place_is_given_again(tmp_path):
         assert b"200" in await ask(*last)
         for _, writer in [*open_, last]:
             writer.close()
-        server.should_exit = server.force_exit = True
+        server.end()
         await serving
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
