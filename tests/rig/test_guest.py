@@ -93,7 +93,7 @@ def test_systemd_is_whole_and_the_machines_settings_are_out_of_reach(guest: list
     script = """
 set -e
 test "$(cat /proc/1/comm)" = systemd
-test "$(systemctl is-system-running)" = running
+test "$(systemctl is-system-running --wait)" = running
 systemd-run --quiet --on-active=1ms --unit=timer touch /run/fired
 systemd-run --quiet --scope --unit=turn systemd-cat echo spoken
 journalctl --sync
