@@ -160,6 +160,12 @@ def test_a_signal_goes_to_the_command_which_may_end_in_order(
         assert process.wait(10) == status
 
 
+def test_a_command_that_ends_the_guest_s_bus_does_not_pass(guest: list[str]) -> None:
+    done = run([*guest, "--", "sh", "-c", "systemctl kill --signal=KILL dbus.service; sleep 1; exit 3"])
+    assert done.returncode == 125, done
+    assert "bus" in done.stderr
+
+
 def test_the_second_signal_ends_it_at_once(guest: list[str]) -> None:
     script = "trap '' INT; echo up; while sleep 0.1; do :; done"
     with start([*guest, "--", "sh", "-c", script]) as process:
