@@ -162,16 +162,11 @@ def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
     )
 
 
-def runs(db: sqlite3.Connection) -> list[Delivery]:
-    """Queued `hostguard run`s."""
-    rows = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE state = 'queued' AND kind = 'run'")  # noqa: S608
-    return [_delivery(row) for row in rows]
-
-
-def marked(db: sqlite3.Connection) -> list[Delivery]:
-    """Queued rows that expire or have failed before: the few of which the manager knows more than Row."""
+def special(db: sqlite3.Connection) -> list[Delivery]:
+    """Rows in a turn, and those queued ones that are runs, expire or have failed before: few, in one scan."""
     rows = db.execute(
-        f"SELECT {COLUMNS} FROM deliveries WHERE state = 'queued' AND (expires_at > 0 OR attempts > 0)"  # noqa: S608
+        f"SELECT {COLUMNS} FROM deliveries WHERE state = 'delivering' OR (state = 'queued'"  # noqa: S608
+        " AND (kind = 'run' OR expires_at > 0 OR attempts > 0))"
     )
     return [_delivery(row) for row in rows]
 

@@ -17,41 +17,47 @@ from hostguard import deliveries, paths, turns
 from hostguard.clock import now_ms
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
-from hostguard.model import Delivery, LiveTurn, State
+from hostguard.model import Delivery, Kind, LiveTurn, State
 from hostguard.units import turn_unit
 
 log = logging.getLogger(__name__)
-
-ALL = 1 << 60
 
 
 async def recover(manager: Manager) -> None:
     """Load the queue and match it with the live scopes. Call it once, when both are connected."""
     queue, live = manager.queue, manager.runner.live
     begun = time.monotonic()
-    rows = await queue.read(lambda db: deliveries.select(db, [State.DELIVERING], None, 0, ALL))
-    known = {row.turn: row for row in rows if row.turn is not None}
+    special = await queue.read(deliveries.special)
+    known = {}
+    for row in special:
+        if row.state is State.DELIVERING:
+            turn_id = row.turn or turns.turn_id(row.id, row.attempts)
+            known[turn_id] = row
+            if row.turn is None:  # set by hand
+                manager.ledger.write(_mark(row, turn_id), durable=False)
     found = {turn.live.id for turn in live if turn.live.id} | set(_records())
     manager.ledger.floor = max((turns.row_of(turn_id) or 0 for turn_id in found), default=0)
     for turn_id in found - known.keys():
-        row = await _unmarked(manager, turn_id)
-        if row is not None:
-            known[turn_id] = row
-            manager.ledger.write(_mark(row, turn_id), durable=False)
+        unmarked = await _unmarked(manager, turn_id)
+        if unmarked is not None:
+            known[turn_id] = unmarked
+            manager.ledger.write(_mark(unmarked, turn_id), durable=False)
         elif not any(turn.live.id == turn_id for turn in live):
             turns.forget(turn_id)
 
     now, taken = now_ms(), {row.id for row in known.values()}
     await queue.read(
-        lambda db: manager.backlog.load((row for row in deliveries.queued(db) if row[0] not in taken), now)
+        lambda db: manager.backlog.load(
+            (row for row in deliveries.queued(db) if row[0] not in taken) if taken else deliveries.queued(db),
+            now,
+        )
     )
     manager.ledger.loaded = await queue.read(deliveries.last_id)
-    for delivery in await queue.read(deliveries.runs):
-        if delivery.id not in taken:
-            manager.callers.park(delivery.row, now)
-    for delivery in await queue.read(deliveries.marked):
-        if delivery.id not in taken:
+    for delivery in special:
+        if delivery.state is State.QUEUED and delivery.id not in taken:
             manager.ledger.remember(delivery)
+            if delivery.kind is Kind.RUN:
+                manager.callers.park(delivery.row, now)
 
     for turn_id, delivery in known.items():
         _resume(manager, turn_id, delivery)

@@ -282,7 +282,7 @@ def test_the_event_loop_never_touches_the_file(tmp_path):
 def test_kinds_are_kept(tmp_path):
     async def work(queue):
         await put(queue, message(kind=Kind.RUN))
-        assert [row.kind for row in await queue.read(deliveries.runs)] == [Kind.RUN]
+        assert [row.kind for row in await queue.read(deliveries.special)] == [Kind.RUN]
         assert await queue.read(lambda db: list(deliveries.queued(db))) == []
 
     on_queue(tmp_path, work)
