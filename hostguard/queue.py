@@ -278,11 +278,15 @@ def _open(path: Path) -> sqlite3.Connection:
 def _connect(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives -wal the same mode
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
-    # Of a new file: a commit writes whole pages, so half the bytes per turn of the default 4096.
-    db.execute("PRAGMA page_size=1024")
-    db.execute("PRAGMA wal_autocheckpoint=4000")  # pages: 4 MiB, as with the default page
-    db.execute("PRAGMA temp_store=MEMORY")
-    db.execute(f"PRAGMA journal_size_limit={4 << 20}")
+    try:
+        # Of a new file: a commit writes whole pages, so half the bytes per turn of the default 4096.
+        db.execute("PRAGMA page_size=1024")
+        db.execute("PRAGMA wal_autocheckpoint=4000")  # pages: 4 MiB, as with the default page
+        db.execute("PRAGMA temp_store=MEMORY")
+        db.execute(f"PRAGMA journal_size_limit={4 << 20}")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

@@ -1,6 +1,7 @@
 """The queue on a damaged file and on a full disk."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import sqlite3
@@ -97,12 +98,12 @@ def test_damage_is_told_although_the_folder_takes_no_mark(tmp_path, how):
 
 
 def _corrupt():
-    try:
-        db = sqlite3.connect("/etc/passwd")
+    with (
+        contextlib.closing(sqlite3.connect("/etc/passwd")) as db,
+        pytest.raises(sqlite3.DatabaseError) as caught,
+    ):
         db.execute("SELECT * FROM sqlite_master")
-    except sqlite3.DatabaseError as error:
-        return error
-    raise AssertionError
+    return caught.value
 
 
 def test_a_full_disk_refuses_and_recovers(tmp_path):
