@@ -91,11 +91,11 @@ def test_folders_are_shown_and_the_tree_is_not_written_to(
 
 def test_systemd_is_whole_and_the_machines_settings_are_out_of_reach(guest: list[str]) -> None:
     script = """
-set -e
+set -ex
 test "$(cat /proc/1/comm)" = systemd
 test "$(systemctl is-system-running --wait)" = running
 systemd-run --quiet --on-active=1ms --unit=timer touch /run/fired
-systemd-run --quiet --scope --unit=turn systemd-cat echo spoken
+systemd-run --quiet --scope --unit=turn systemd-cat sh -c "echo spoken; sleep 0.3"
 journalctl --sync
 journalctl --quiet --output=cat --unit=turn.scope | grep -qx spoken
 test "$(runuser -u nobody -- id -un)" = nobody
