@@ -13,15 +13,22 @@ class State(StrEnum):
 
     QUEUED = "queued"
     DELIVERING = "delivering"
+    BATCHING = "batching"  # in a batch's buffer, until it is flushed
+    GATED = "gated"  # kept: no route of the mind matches its channel
     DONE = "done"
     DEAD = "dead"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    BATCHED = "batched"  # went out in a batch: result["delivery"] is its row
+    SKIPPED = "skipped"  # not for the mind (filtered, asleep, archived): result["reason"] says why
 
     @property
     def final(self) -> bool:
         """True once nothing more happens to the row by itself."""
-        return self not in (State.QUEUED, State.DELIVERING)
+        return self not in PENDING
+
+
+PENDING = (State.QUEUED, State.DELIVERING, State.BATCHING, State.GATED)
 
 
 class Reason(StrEnum):
@@ -37,6 +44,7 @@ class Reason(StrEnum):
     MIND_BUSY = "mind_busy"
     GLOBAL_CAP = "global_cap"
     PRESSURE = "pressure"
+    MIND_DOWN = "mind_down"  # a resident mind's server does not take connections
     NO_SYSTEMD = "no_systemd"
     RESTART = "restart"  # held since before the guard was started: the reason of then is not stored
 
@@ -44,8 +52,21 @@ class Reason(StrEnum):
 class Kind(StrEnum):
     """What a row starts."""
 
-    MESSAGE = "message"  # the mind's own command, payload on its stdin
+    MESSAGE = "message"  # from somebody: the mind gets the payload
+    SCHEDULE = "schedule"  # these, too, bring the mind their payload; they tell where it comes from
+    SYSTEM = "system"
+    WAKE = "wake"
+    LIFECYCLE = "lifecycle"
+    NOTICE = "notice"
+    BATCH = "batch"  # messages that were gathered
     RUN = "run"  # the process of a waiting `hostguard run`
+    SCRIPT = "script"  # a schedule's script, as the mind's user; what it prints becomes a row
+    FILE = "file"  # a route's file, as the mind's user: the message is appended to it
+
+    @property
+    def delivers(self) -> bool:
+        """Whether the mind itself gets the payload."""
+        return self not in (Kind.RUN, Kind.SCRIPT, Kind.FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +89,50 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class WakeOn:
+    """What wakes a sleeping mind, beside a message that asks for it. Globs: `*` only."""
+
+    dm: bool = True
+    mention: bool = True  # @name
+    channels: tuple[str, ...] = ()
+    senders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A message or a script at set times. `cron` or `at` (ms since the epoch, once); `message` or `script`."""
+
+    name: str
+    mind: str
+    cron: str | None = None
+    at: int | None = None
+    message: str | None = None
+    script: str | None = None
+    session: str = "main"  # "$new": one of its own each time
+    timezone: str = ""  # IANA name; "" = the host's
+    catch_up: str = "once"  # of times missed while the guard was away: skip, once or all
+    catch_up_window: int = 86_400  # seconds: what was missed longer ago is only logged
+    while_sleeping: str = ""  # "" (by the mind's wake triggers), skip, queue or trigger-wake
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Mind:
-    """A configured mind. `user` is resolved once, when the configuration is read."""
+    """A configured mind. `user` is resolved once, when the configuration is read.
+
+    Exec: `command` is run once per turn. Resident: `url` is that of its HTTP server, http://host:port, and
+    `unit` the service that runs it. `idle_end` and `sleep_after` are seconds.
+    """
 
     name: str
     command: tuple[str, ...] = ()
+    url: str | None = None
+    unit: str | None = None
+    routes: str | None = None  # path of its routes.json
+    token: str | None = None  # SHA-256 of its token, hex; None: one made by `hostguard mind token`, if any
+    idle_end: float = 600  # a turn without `done` ends after its processes were idle this long
+    wake_on: WakeOn = WakeOn()
+    sleep_after: float = 60  # a mind that a message woke sleeps again after this long without a turn
     user: str = ""
     directory: str = "/"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +158,8 @@ class Config:
     turn: Limits = Limits()
     minds: Mapping[str, Mind] = field(default_factory=dict)
     channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "#name" -> minds
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    events_listen: tuple[str, int] | None = None  # loopback address and port of the minds' endpoint
     sources: tuple[str, ...] = ()
 
 
@@ -113,8 +175,22 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """One row to store of a message: for whom, where in its life it begins, and what it starts."""
+
+    mind: str
+    session: str
+    state: State = State.QUEUED  # QUEUED, BATCHING, GATED or SKIPPED
+    kind: Kind = Kind.MESSAGE
+    result: Mapping[str, Any] = field(default_factory=dict)  # of SKIPPED: {"outcome", "reason"}
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
-    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset."""
+    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset.
+
+    `posted_at`: when a resident mind confirmed it.
+    """
 
     id: int
     mind: str
@@ -132,6 +208,7 @@ class Delivery:
     started_at: int
     ended_at: int
     result: Mapping[str, Any]
+    posted_at: int = 0
 
     @property
     def row(self) -> Row:
