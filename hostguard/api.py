@@ -21,7 +21,8 @@ from hostguard.config import ConfigError, as_dict
 from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager
 from hostguard.model import State
-from hostguard.problems import Problem, bad_request, conflict, internal, not_allowed, too_large, unknown
+from hostguard.problems import bad_request, conflict, not_allowed, unknown
+from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -57,27 +58,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/config", api.config),
         Route("/v1/reload", api.reload, methods=["POST"]),
     ]
-    return Starlette(
-        routes=routes,
-        exception_handlers={
-            Problem: lambda _, error: _problem(error),
-            404: lambda request, _: _problem(unknown("path", request.url.path, "see hostguard-api(7)")),
-            405: lambda request, _: _problem(bad_request(f"{request.method} is not possible here")),
-            Exception: lambda _, error: _problem(internal(error)),
-        },
-    )
-
-
-def _problem(error: Any) -> JSONResponse:
-    body = {
-        "type": f"urn:hostguard:{error.code}",
-        "title": error.code.replace("_", " "),
-        "status": error.status,
-        "code": error.code,
-    }
-    body["detail"] = error.detail.encode(errors="replace").decode()
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
-    return JSONResponse(body, error.status, headers, media_type="application/problem+json")
+    return Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
 
 
 class Api:
@@ -266,23 +247,9 @@ class Api:
             caller.close()
             self.acceptor.caller_left(id_, caller)
 
-    async def _body(self, request: Request, optional: bool = False) -> Any:
-        # A body of ASCII escapes can have six bytes for one.
-        most = 6 * self.manager.policy.config.payload_max + 4096
-        raw = bytearray()
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > most:
-                raise too_large(f"the body has more than {most} bytes")
-        if optional and not raw:
-            return {}
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise bad_request(f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
-        return body
+    async def _body(self, request: Request, optional: bool = False) -> dict[str, Any]:
+        most = body_max(self.manager.policy.config.payload_max)
+        return await json_object(request, most, optional=optional)
 
 
 async def _until_gone(

@@ -1,0 +1,56 @@
+"""What the HTTP apps share: a body is read with a limit, and a Problem is shown as RFC 9457 has it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from hostguard.problems import Problem, bad_request, internal, too_large, unknown
+
+
+async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
+    """The body, a JSON object of at most `most` bytes; `optional`: none is an empty one. Raises Problem."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > most:
+            raise too_large(f"the body has more than {most} bytes")
+    if optional and not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return body
+
+
+def body_max(payload_max: int) -> int:
+    """The most bytes that a body around a payload can have: of ASCII escapes it takes six for one."""
+    return 6 * payload_max + 4096
+
+
+def problem(error: Any) -> JSONResponse:
+    """The answer that tells a Problem."""
+    body = {
+        "type": f"urn:hostguard:{error.code}",
+        "title": error.code.replace("_", " "),
+        "status": error.status,
+        "code": error.code,
+    }
+    body["detail"] = error.detail.encode(errors="replace").decode()
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
+    return JSONResponse(body, error.status, headers, media_type="application/problem+json")
+
+
+# For Starlette: whatever goes wrong is told as a Problem.
+EXCEPTION_HANDLERS: dict[Any, Any] = {
+    Problem: lambda _, error: problem(error),
+    404: lambda request, _: problem(unknown("path", request.url.path, "see hostguard-api(7)")),
+    405: lambda request, _: problem(bad_request(f"{request.method} is not possible here")),
+    Exception: lambda _, error: problem(internal(error)),
+}
