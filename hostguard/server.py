@@ -1,10 +1,12 @@
-"""Serving the API on a unix socket with uvicorn, knowing who calls."""
+"""Serving with uvicorn: the API on a unix socket, knowing who calls; the minds' endpoint on loopback TCP."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import grp
+import ipaddress
 import os
 import socket
 import struct
@@ -22,6 +24,8 @@ GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
 # Of the 1024 descriptors that a service has by default the rest is for turns, which must start and end.
 CONNECTIONS_MAX = 600
+MINDS_CONNECTIONS_MAX = 100
+HEAD_S = 5.0  # on loopback a whole request comes at once: longer, and somebody only holds the connection
 
 
 class PeerProtocol(H11Protocol):
@@ -40,11 +44,42 @@ class PeerProtocol(H11Protocol):
             transport.abort()
 
 
+class LoopbackProtocol(H11Protocol):
+    """Takes one request per connection, from this host, whose head comes within HEAD_S."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client connected."""
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")  # None: it left already
+        if len(self.connections) > MINDS_CONNECTIONS_MAX or peer is None or not is_loopback(peer[0]):
+            transport.abort()
+        else:
+            self._timer = self.loop.call_later(HEAD_S, self._no_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _no_head(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is of this host only."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers, since the daemon has its own, and without its ticks."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self.server_state.default_headers = config.encoded_headers  # uvicorn's own ticks would set them
         self._ended = asyncio.Event()
 
     async def main_loop(self) -> None:
@@ -65,11 +100,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: Any) -> Server:
+def make_server(app: Any, protocol: type[H11Protocol] = PeerProtocol) -> Server:
     """A server to `await serve(sockets=[...])`."""
     config = uvicorn.Config(
         app,
-        http=PeerProtocol,
+        http=protocol,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -79,6 +114,7 @@ def make_server(app: Any) -> Server:
         proxy_headers=False,  # nobody may say for another who calls
         server_header=False,
         date_header=False,
+        headers=[("Connection", "close")] if protocol is LoopbackProtocol else [],
     )
     config.load()  # its imports, now and not on the event loop
     return Server(config)
@@ -104,3 +140,12 @@ def listen(path: Path) -> socket.socket:
         os.chmod(path, 0o660)
     sock.listen(128)
     return sock
+
+
+def listen_tcp(address: tuple[str, int]) -> socket.socket:
+    """A socket on a loopback address and port. Raises OSError."""
+    host, _ = address
+    if not is_loopback(host):
+        raise OSError(errno.EADDRNOTAVAIL, f"{host} is no loopback address")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -44,6 +45,8 @@ def problem(error: Any) -> JSONResponse:
     }
     body["detail"] = error.detail.encode(errors="replace").decode()
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, error.status, headers, media_type="application/problem+json")
 
 

@@ -1,0 +1,428 @@
+"""The minds' endpoint on real sockets: who may say what, and what it costs to hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from hostguard import server, volute
+from hostguard.model import Config, Mind
+from hostguard.policy import Policy
+from hostguard.problems import unavailable
+
+TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
+
+
+class Heard:
+    """What the endpoint passes on, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def heard(self, mind: str, session: str | None) -> None:
+        self.calls.append(("heard", mind, session))
+
+    def done(self, mind: str, session: str | None, message_id: str | None, turn: str | None) -> None:
+        self.calls.append(("done", mind, session, message_id, turn))
+
+
+class Accepting:
+    """Takes every message, or raises."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.problem: Exception | None = None
+
+    async def send(self, message: Any) -> Any:
+        if self.problem is not None:
+            raise self.problem
+        self.messages.append(message)
+        return SimpleNamespace(rows=[SimpleNamespace(id=7)])
+
+
+class Host:
+    def __init__(
+        self, client: httpx.AsyncClient, port: int, endpoint: volute.Endpoint, config: Config
+    ) -> None:
+        self.client, self.port, self.endpoint, self.config = client, port, endpoint, config
+        self.heard, self.accepting = Heard(), Accepting()
+
+    async def post(
+        self, path: str, body: Any, token: str | None = TOKENS["ann"], **headers: str
+    ) -> httpx.Response:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token is not None:
+            given["Authorization"] = f"Bearer {token}"
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.client.post(f"/api/minds/{path}", content=content, headers=given)
+
+    async def event(
+        self, body: Any, token: str | None = TOKENS["ann"], name: str = "ann", **headers: str
+    ) -> int:
+        return (await self.post(f"{name}/events", body, token, **headers)).status_code
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20) -> None:
+    """Run `work` with an endpoint of two minds: ann's token is in the configuration, bob's is kept."""
+
+    async def main() -> None:
+        port = free_port()
+        config = Config(
+            payload_max=payload_max,
+            minds={
+                "ann": Mind("ann", url="http://127.0.0.1:1", token=volute.token_hash(TOKENS["ann"])),
+                "bob": Mind("bob", url="http://127.0.0.1:2"),
+                "new": Mind("new", url="http://127.0.0.1:3"),
+            },
+            channels={"#all": ("ann", "bob")},
+            events_listen=("127.0.0.1", port),
+        )
+        policy = Policy(config, {volute.token_key("bob"): volute.token_hash(TOKENS["bob"])}, "")
+        heard, accepting = Heard(), Accepting()
+        manager: Any = SimpleNamespace(policy=policy, residents=heard)
+        endpoint = volute.Endpoint(manager, accepting)  # type: ignore[arg-type]
+        await endpoint.start(config)
+        try:
+            base = f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=base, timeout=10, trust_env=False) as client:
+                host = Host(client, port, endpoint, config)
+                host.heard, host.accepting = heard, accepting
+                await asyncio.wait_for(work(host), 60)
+        finally:
+            await endpoint.close()
+
+    asyncio.run(main())
+
+
+# -- events
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "call"),
+    [
+        ({"type": "done", "session": "s"}, {}, ("done", "ann", "s", None, None)),
+        ({"type": "done"}, {"X_Volute_Session": "s"}, ("done", "ann", "s", None, None)),
+        ({"type": "done"}, {}, ("done", "ann", None, None, None)),
+        ({"type": "done", "session": ""}, {}, ("done", "ann", None, None, None)),
+        # The header is what the sending process last worked on, the body what the event is about.
+        ({"type": "done", "session": "s"}, {"X_Volute_Session": "t"}, ("done", "ann", "s", None, None)),
+        (
+            {"type": "done", "session": "s", "messageId": "m", "covers": ["m"]},
+            {"X_Hostguard_Turn": "5.0"},
+            ("done", "ann", "s", "m", "5.0"),
+        ),
+        ({"type": "done", "session": "s", "endsTurn": True}, {}, ("done", "ann", "s", None, None)),
+        ({"type": "done", "session": "s", "endsTurn": False}, {}, ("heard", "ann", "s")),
+        ({"type": "text", "session": "s", "content": "hello"}, {}, ("heard", "ann", "s")),
+        ({"type": "no such type yet"}, {"X_Volute_Session": "t"}, ("heard", "ann", "t")),
+        ({"type": "error"}, {}, ("heard", "ann", None)),
+    ],
+)
+def test_an_event_is_done_or_heard(body, headers, call):
+    async def work(host):
+        answer = await host.post("ann/events", body, **headers)
+        assert (answer.status_code, answer.json()) == (200, {"ok": True})
+        assert host.heard.calls == [call]
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, {}, {"type": None}, {"type": ""}, {"type": 5},
+     {"type": "done", "session": 5}, {"type": "done", "messageId": ["m"]}],
+)  # fmt: skip
+def test_a_bad_event_is_refused_and_ends_nothing_but_the_mind_was_heard(body):
+    async def work(host):
+        assert await host.event(body, X_Volute_Session="s") == 400
+        assert host.heard.calls == [("heard", "ann", "s")]
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "status"),
+    [
+        (None, "ann", 401),
+        ("token-of-anna", "ann", 401),
+        (volute.token_hash(TOKENS["ann"]), "ann", 401),  # the stored hash is no token
+        ("t\u00f6ken", "ann", 401),
+        (TOKENS["bob"], "ann", 403),
+        (TOKENS["ann"], "nobody", 404),
+        ("wrong", "nobody", 401),  # a stranger is not told which minds there are
+        (TOKENS["bob"], "bob", 200),
+    ],
+)
+def test_only_the_minds_own_token_is_taken(token, name, status):
+    async def work(host):
+        headers = {} if token is None else {"Authorization": f"Bearer {token}".encode("latin-1")}
+        answer = await host.client.post(f"/api/minds/{name}/events", json={"type": "done"}, headers=headers)
+        assert answer.status_code == status
+        assert ("www-authenticate" in answer.headers) == (status == 401)
+        assert bool(host.heard.calls) == (status == 200)
+
+    on_host(work)
+
+
+def test_another_scheme_is_no_token():
+    async def work(host):
+        answer = await host.client.post(
+            "/api/minds/ann/events",
+            json={"type": "done"},
+            headers={"Authorization": f"Basic {TOKENS['ann']}"},
+        )
+        assert answer.status_code == 401
+        assert await host.event({"type": "x"}, None, name="new", Authorization="Bearer") == 401
+        assert (await host.event({"type": "x"}, None, Authorization=f"bearer  {TOKENS['ann']}")) == 200
+
+    on_host(work)
+
+
+def test_refusals_do_not_fill_the_journal(caplog):
+    async def work(host):
+        for _ in range(20):
+            assert await host.event({"type": "done"}, "wrong", name="a" * 3000) == 401
+
+    on_host(work)
+    refusals = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert len(refusals) == 1
+    assert len(refusals[0]) < 300
+    assert "hostguard mind token" in refusals[0]
+
+
+def test_an_oversized_event_is_refused_but_heard():
+    async def work(host):
+        most = {"type": "text", "session": "s", "content": "x" * (volute.EVENT_MAX - 100)}
+        assert await host.event(most) == 200
+        assert await host.event({**most, "content": "x" * volute.EVENT_MAX}) == 413
+        assert host.heard.calls == [("heard", "ann", "s"), ("heard", "ann", None)]
+
+    on_host(work)
+
+
+def test_other_paths_and_methods():
+    async def work(host):
+        assert (await host.client.post("/api/minds/ann/other", json={})).status_code == 404
+        assert (await host.client.post("/v1/deliveries", json={})).status_code == 404
+        assert (await host.client.get("/api/minds/ann/events")).status_code == 400
+        assert host.heard.calls == []
+
+    on_host(work)
+
+
+# -- messages
+
+
+def test_a_message_has_the_fields_of_the_contract():
+    body = {
+        "content": [{"type": "text", "text": "hi"}], "channel": "discord:general", "sender": "alice",
+        "session": "s", "interrupt": True, "conversationId": "c", "platform": "discord", "isDM": False,
+        "participants": ["alice", "ann"], "participantCount": 2, "typing": ["alice"], "instructions": "be brief",
+        "whileSleeping": "trigger-wake", "aNewerField": {"x": 1}, "batch": None,
+    }  # fmt: skip
+
+    async def work(host):
+        answer = await host.post("ann/message", body, Idempotency_Key="k1", X_Volute_Session="other")
+        assert (answer.status_code, answer.json()) == (200, {"ok": True, "deliveries": [7]})
+        [message] = host.accepting.messages
+        wanted = {k: v for k, v in body.items() if k not in ("whileSleeping", "aNewerField", "batch")}
+        assert message.payload == wanted
+        assert (message.minds, message.session, message.key) == (("ann",), "s", "ann:k1")
+        assert message.while_sleeping == "trigger-wake"
+        assert host.heard.calls == [("heard", "ann", "other")]
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    ("token", "to", "claimed", "sender"),
+    [
+        ("ann", "bob", None, "ann"),
+        ("ann", "bob", "", "ann"),
+        ("ann", "bob", "ann", "ann"),
+        ("ann", "bob", "bob", 403),
+        ("ann", "bob", "alice", 403),
+        ("ann", "bob", "volute", 403),
+        ("ann", "bob", ["ann"], 403),
+        ("ann", "ann", "alice", "alice"),  # as a bridge does for it
+        ("ann", "ann", None, None),
+        ("ann", "ann", "ann", "ann"),
+        ("ann", "ann", "bob", 403),
+        ("ann", "ann", 5, 400),
+        ("ann", "new", None, "ann"),
+        ("ann", "nobody", None, 404),
+    ],
+)
+def test_no_mind_sends_under_a_name_that_is_not_its_own(token, to, claimed, sender):
+    async def work(host):
+        answer = await host.post(f"{to}/message", {"content": "x", "sender": claimed}, TOKENS[token])
+        if isinstance(sender, int):
+            assert answer.status_code == sender
+            assert host.accepting.messages == []
+        else:
+            assert answer.status_code == 200
+            assert host.accepting.messages[0].payload["sender"] == sender
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", {}, {"content": "x", "session": "$file"}, {"content": "x", "isDM": "no"}]
+)
+def test_a_bad_message_is_refused(body):
+    async def work(host):
+        answer = await host.post("bob/message", body)
+        assert answer.status_code == 400
+        assert host.accepting.messages == []
+
+    on_host(work)
+
+
+def test_the_body_cannot_choose_another_recipient_kind_or_time():
+    async def work(host):
+        body = {"content": "x", "to": "#all", "kind": "system", "not_before": 5, "key": "schedule.x.5"}
+        assert (await host.post("bob/message", body)).status_code == 200
+        [message] = host.accepting.messages
+        assert (message.minds, str(message.kind), message.not_before, message.key) == (
+            ("bob",),
+            "message",
+            0,
+            None,
+        )
+
+    on_host(work)
+
+
+def test_size_and_queue_limits_of_messages():
+    async def work(host):
+        assert (await host.post("bob/message", {"content": "x" * 900})).status_code == 200
+        assert (await host.post("bob/message", {"content": "x" * 1100})).status_code == 413
+        assert (await host.post("bob/message", {"content": "x" * 20_000})).status_code == 413
+        host.accepting.problem = unavailable("the device does not take writes")
+        answer = await host.post("bob/message", {"content": "x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+
+    on_host(work, payload_max=1000)
+
+
+# -- the socket
+
+
+def test_it_is_off_until_configured_and_follows_the_configuration():
+    async def work(host):
+        await host.endpoint.reload(Config())
+        with pytest.raises(httpx.ConnectError):
+            await host.event({"type": "x"})
+        with socket.create_server(("127.0.0.1", host.port)):
+            await host.endpoint.reload(host.config)
+            assert f"port {host.port}: Address already in use" in str(host.endpoint.problem)
+        await host.endpoint.reload(Config())
+        assert host.endpoint.problem is None
+        await host.endpoint.reload(host.config)
+        assert await host.event({"type": "x"}) == 200
+
+    on_host(work)
+
+
+def test_a_port_that_is_taken_is_tried_again(caplog):
+    async def work(host):
+        await host.endpoint.reload(Config())
+        with socket.create_server(("127.0.0.1", host.port)):
+            await host.endpoint.reload(host.config)
+        await asyncio.sleep(volute.RETRY_S + 0.5)
+        assert host.endpoint.problem is None
+        assert await host.event({"type": "x"}) == 200
+
+    on_host(work)
+    assert len([record for record in caplog.records if "cannot listen" in record.getMessage()]) == 1
+
+
+def test_it_listens_on_loopback_only():
+    with pytest.raises(OSError, match="no loopback address"):
+        server.listen_tcp(("0.0.0.0", 0))
+    with server.listen_tcp(("::1", 0)) as sock:
+        assert sock.getsockname()[0] == "::1"
+
+
+def test_a_peer_that_is_not_of_this_host_is_refused():
+    class Outside(asyncio.Transport):
+        aborted = False
+
+        def get_extra_info(self, name, default=None):
+            return ("192.0.2.1", 5000) if name == "peername" else default
+
+        def abort(self):
+            self.aborted = True
+
+    async def main():
+        made = server.make_server(lambda scope: None, server.LoopbackProtocol)
+        protocol = server.LoopbackProtocol(made.config, made.server_state, *extra(made))
+        outside = Outside()
+        protocol.connection_made(outside)
+        assert outside.aborted
+
+    def extra(made):
+        return [{}] if "app_state" in server.LoopbackProtocol.__init__.__code__.co_varnames else []
+
+    asyncio.run(main())
+
+
+def test_who_only_holds_connections_cannot_keep_minds_out():
+    async def work(host):
+        async def connect():
+            return await asyncio.open_connection("127.0.0.1", host.port)
+
+        began = asyncio.get_running_loop().time()
+        held = [await connect() for _ in range(server.MINDS_CONNECTIONS_MAX)]
+        for i, (_, writer) in enumerate(held):
+            writer.write(b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nX-Slow:"[: i % 50])
+        reader, over = await connect()
+        assert await asyncio.wait_for(reader.read(), 5) == b""  # one more than is allowed is closed at once
+        over.close()
+        for reader, writer in held:
+            assert await asyncio.wait_for(reader.read(), server.HEAD_S + 5) == b""
+            writer.close()
+        assert asyncio.get_running_loop().time() - began < server.HEAD_S + 5
+        assert await host.event({"type": "x"}) == 200
+
+    on_host(work)
+
+
+def test_one_request_per_connection():
+    async def work(host):
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        body = b'{"type":"x"}'
+        writer.write(
+            b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
+            % (TOKENS["ann"].encode(), len(body), body)
+        )
+        answer = await asyncio.wait_for(reader.read(), 3)  # to its end: the connection is closed
+        assert answer.startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    on_host(work)
+
+
+def test_a_body_that_never_comes_is_given_up_and_may_be_tried_again():
+    async def work(host):
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        head = f"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['ann']}\r\n"
+        writer.write(f"{head}Content-Length: 500\r\n\r\n{{".encode())
+        answer = await asyncio.wait_for(reader.read(), volute.BODY_S + 5)
+        assert answer.startswith(b"HTTP/1.1 503")
+        writer.close()
+
+    on_host(work)
