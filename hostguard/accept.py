@@ -1,19 +1,25 @@
-"""Accepting deliveries: durable first, then told to the caller, then offered to the gate."""
+"""Accepting deliveries: planned for each mind, durable, then told to the caller and offered to the gate."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
-from hostguard import deliveries
+from hostguard import deliveries, dispatch
 from hostguard.callers import Caller
+from hostguard.clock import now_ms
 from hostguard.control import ANSWER_S
-from hostguard.deliveries import New
+from hostguard.deliveries import New, Op
+from hostguard.intake import Message
 from hostguard.manager import Manager
 from hostguard.model import Delivery, State
+from hostguard.policy import woken_key
 from hostguard.problems import conflict, queue_full, unavailable
 from hostguard.queue import Unavailable, Write
+from hostguard.routing import Routes
 
 
 class Accepted(NamedTuple):
@@ -27,27 +33,59 @@ class Accepted(NamedTuple):
 class Acceptor:
     """Takes messages, and `hostguard run`s, into the queue."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(
+        self, manager: Manager, routes: Callable[[str], Routes | None], wake: Callable[[str], None]
+    ) -> None:
         self._manager = manager
+        self._routes = routes
+        self._wake = wake
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
-    async def send(self, new: New, caller: Caller | None = None) -> Accepted:
-        """Store a message durably. `caller` waits for the row of a new run.
+    async def send(self, message: Message) -> Accepted:
+        """Plan a message for each of its minds, and store it. Raises Problem, as `store` does."""
+        now = now_ms()
+        plans = [dispatch.plan(self._recipient(mind), message) for mind in message.minds]
+        wakes = [plan.target.mind for plan in plans if plan.wake]
+
+        def mark(db: sqlite3.Connection) -> None:
+            for mind in wakes:
+                deliveries.set_setting(db, woken_key(mind), True)  # a guard killed now wakes it at its start
+
+        new = message.new(tuple(plan.target for plan in plans), now)
+        accepted = await self.store(new, also=mark if wakes else None)
+        if accepted.created:
+            for mind in wakes:
+                self._wake(mind)
+        return accepted
+
+    def _recipient(self, mind: str) -> dispatch.Recipient:
+        policy = self._manager.policy
+        return dispatch.Recipient(policy.config.minds[mind], policy.asleep(mind), self._routes(mind))
+
+    async def store(self, new: New, caller: Caller | None = None, also: Op | None = None) -> Accepted:
+        """Store rows durably, with `also` in the same transaction. `caller` waits for the row of a new run.
 
         Raises Problem: then nothing was stored. Only where the device hangs in the very commit is that
         not certain; a message with a key is then delivered if it was stored after all, one without is not.
         """
-        task = asyncio.create_task(self._send(new, caller))
+        task = asyncio.create_task(self._store(new, caller, also))
         self._manager.keep(task)
         return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
 
-    async def _send(self, new: New, caller: Caller | None) -> Accepted:
+    async def _store(self, new: New, caller: Caller | None, also: Op | None) -> Accepted:
         manager = self._manager
-        most = manager.policy.config.rows_per_mind
-        full = {m for m in new.minds if manager.backlog.total(m) + self._pending[m] >= most}
-        self._pending.update(new.minds)
+        most, minds = manager.policy.config.rows_per_mind, [target.mind for target in new.targets]
+        full = {m for m in minds if manager.backlog.total(m) + self._pending[m] >= most}
+        self._pending.update(minds)
         floor = manager.ledger.floor
-        write = manager.queue.submit(lambda db: deliveries.enqueue(db, new, full, floor))
+
+        def enqueue(db: sqlite3.Connection) -> tuple[list[Delivery], list[Delivery]]:
+            stored = deliveries.enqueue(db, new, full, floor)
+            if also is not None:
+                also(db)
+            return stored
+
+        write = manager.queue.submit(enqueue)
         try:
             rows, fresh = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
         except TimeoutError:
@@ -63,12 +101,12 @@ class Acceptor:
             names = ", ".join(sorted(full))
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
-            self._pending.subtract(new.minds)
+            self._pending.subtract(minds)
         if fresh:
             if caller is not None:
                 manager.callers.attach(fresh[0].row, caller)
             manager.admit(fresh)
-        return Accepted(rows, sorted(set(new.minds) - {row.mind for row in rows}), bool(fresh))
+        return Accepted(rows, sorted(set(minds) - {row.mind for row in rows}), bool(fresh))
 
     def _follow(self, write: Write[tuple[list[Delivery], list[Delivery]]], new: New) -> None:
         def late(future: asyncio.Future[tuple[list[Delivery], list[Delivery]]]) -> None:

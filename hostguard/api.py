@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hostguard import control, deliveries, intake, views
-from hostguard.accept import Acceptor
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.config import ConfigError, as_dict
@@ -44,6 +43,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/deliveries/{id:int}/why", api.why),
         Route("/v1/deliveries/{id:int}/cancel", api.cancel, methods=["POST"]),
         Route("/v1/deliveries/{id:int}/retry", api.retry, methods=["POST"]),
+        Route("/v1/deliveries/{id:int}/drop", api.drop, methods=["POST"]),
         Route("/v1/turns", api.turns),
         Route("/v1/turns/{id}", api.turn),
         Route("/v1/turns/{id}/stop", api.stop, methods=["POST"]),
@@ -67,13 +67,13 @@ class Api:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self.manager: Manager = daemon.manager
-        self.acceptor = Acceptor(daemon.manager)
+        self.acceptor = daemon.acceptor
 
     async def send(self, request: Request) -> Response:
         """POST /v1/deliveries."""
         body = await self._body(request)
-        new = intake.message(body, self.manager.policy.config, now_ms())
-        accepted = await self.acceptor.send(new)
+        message = intake.message(body, self.manager.policy.config, now_ms())
+        accepted = await self.acceptor.send(message)
         rows = [views.delivery(self.manager, row) for row in accepted.rows]
         return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 
@@ -122,6 +122,11 @@ class Api:
     async def retry(self, request: Request) -> Response:
         """POST /v1/deliveries/ID/retry."""
         row = await control.retry(self.manager, request.path_params["id"])
+        return JSONResponse(views.delivery(self.manager, row))
+
+    async def drop(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/drop."""
+        row = await control.drop(self.manager, request.path_params["id"])
         return JSONResponse(views.delivery(self.manager, row))
 
     async def turns(self, request: Request) -> Response:
@@ -228,7 +233,7 @@ class Api:
         except OSError as error:
             raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
         try:
-            accepted = await self.acceptor.send(new, caller)
+            accepted = await self.acceptor.store(new, caller)
             row = accepted.rows[0]
             if not accepted.created:
                 self.acceptor.reattach(row, caller)

@@ -263,6 +263,12 @@ class Backlog:
                 return Row(id_, name, head[1], 0, kind)
         return None
 
+    def first_in(self, mind: str, session: str) -> Row | None:
+        """The session's first due row, whether or not it could start. The row stays."""
+        rows = self._minds.get(mind)
+        id_ = rows.first(session) if rows else None
+        return Row(id_, mind, session) if id_ is not None and id_ not in self._runs else None
+
     def place(self, id_: int, mind: str) -> int:
         """Place in line among the mind's due rows, 1 = next. O(rows of the mind)."""
         rows = self._minds.get(mind)

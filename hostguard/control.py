@@ -135,12 +135,21 @@ async def cancel(manager: Manager, id_: int) -> Delivery:
     row = await delivery(manager, id_)
     if row.state is State.DELIVERING or manager.runner.live.by_id(row.turn or "") is not None:
         raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
+    if row.state in (State.BATCHING, State.GATED):
+        return await _take_back(manager, row)
     if row.state is not State.QUEUED:
         raise conflict(f"{id_} is {row.state} already")
     if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
         raise conflict(f"{id_} is being started: hostguard turns")
     await manager.ledger.close(row.row, State.CANCELLED, "cancelled by request")
     return await delivery(manager, id_)
+
+
+async def _take_back(manager: Manager, row: Delivery) -> Delivery:
+    """Cancel a row that a batch or a missing route keeps back."""
+    manager.on_taken_back(row)
+    await manager.ledger.close(row.row, State.CANCELLED, "cancelled by request")
+    return await delivery(manager, row.id)
 
 
 async def retry(manager: Manager, id_: int) -> Delivery:
@@ -153,6 +162,17 @@ async def retry(manager: Manager, id_: int) -> Delivery:
         if current.kind is Kind.RUN:
             raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
         raise conflict(f"{id_} is {current.state}: only an ended delivery can be tried again") from refusal
+    return await delivery(manager, id_)
+
+
+async def drop(manager: Manager, id_: int) -> Delivery:
+    """Take a dead letter out of the list of them."""
+    await delivery(manager, id_)
+    try:
+        await store(manager, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
+    except Refused as refusal:
+        current = await delivery(manager, id_)
+        raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
     return await delivery(manager, id_)
 
 

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from hostguard import __version__, paths, views
+from hostguard.accept import Acceptor
 from hostguard.api import make_app
 from hostguard.config import ConfigError, load
 from hostguard.control import touch
@@ -54,6 +55,7 @@ class Daemon:
         self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
+        self.acceptor = Acceptor(self.manager, lambda mind: None, lambda mind: None)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()
@@ -99,6 +101,7 @@ class Daemon:
         self.manager.closing = True
         server.end()
         await asyncio.wait([serving], timeout=SETTLE_S)
+        await self.manager.residents.close()
         await self.manager.settled(SETTLE_S)
         await self.manager.runner.close()
         await self.queue.close()

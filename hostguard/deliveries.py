@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.model import Delivery, Kind, State
+from hostguard.model import PENDING, Delivery, Kind, State, Target
 from hostguard.queue import Refused
 
 Op = Callable[[sqlite3.Connection], Any]
 
 COLUMNS = (
     "id, mind, session, state, kind, key, sender, channel, created_at, not_before, expires_at, attempts,"
-    " turn, started_at, ended_at, result"
+    " turn, started_at, ended_at, result, posted_at"
 )
 # A fan-out's rows stand behind the row that carries their payload: at most this many.
 FAN_OUT_MAX = 1000
@@ -38,13 +38,15 @@ class WrongState(Refused):
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset."""
+    """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset.
 
-    minds: Sequence[str]
-    session: str
+    `payload` is a JSON object in UTF-8. It has `session` only where the sender named one: what a mind gets
+    has the row's.
+    """
+
+    targets: Sequence[Target]
     payload: bytes
     created_at: int
-    kind: Kind = Kind.MESSAGE
     key: str | None = None
     sender: str | None = None
     channel: str | None = None
@@ -54,7 +56,7 @@ class New:
 
 def _delivery(values: Sequence[Any]) -> Delivery:
     fields = list(values)
-    fields[3], fields[4], fields[-1] = State(fields[3]), Kind(fields[4]), json.loads(fields[-1])
+    fields[3], fields[4], fields[15] = State(fields[3]), Kind(fields[4]), json.loads(fields[15])
     return Delivery(*fields)
 
 
@@ -73,8 +75,8 @@ def enqueue(
     """
     known = _known(db, new)
     have = {row.mind for row in known}
-    minds = [mind for mind in new.minds if mind not in have and mind not in full]
-    if not minds:
+    targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
+    if not targets:
         if not known:
             raise Full
         return known, []
@@ -82,17 +84,18 @@ def enqueue(
     db.execute("INSERT INTO payloads (id, body) VALUES (?, ?)", (first, new.payload))
     rows = [
         Delivery(
-            first + i, mind, new.session, State.QUEUED, new.kind, new.key, new.sender, new.channel,
-            new.created_at, new.not_before, new.expires_at, 0, None, 0, 0, {},
+            first + i, t.mind, t.session, t.state, t.kind, new.key, new.sender, new.channel, new.created_at,
+            new.not_before, new.expires_at, 0, None, 0, new.created_at if t.state.final else 0, t.result,
         )
-        for i, mind in enumerate(minds)
+        for i, t in enumerate(targets)
     ]  # fmt: skip
     db.executemany(
         "INSERT INTO deliveries (id, mind, session, state, kind, key, sender, channel, created_at,"
-        " not_before, expires_at, payload) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)",
+        " not_before, expires_at, ended_at, result, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (r.id, r.mind, r.session, r.kind, r.key, r.sender, r.channel, r.created_at, r.not_before,
-             r.expires_at, first)
+            (r.id, r.mind, r.session, r.state, r.kind, r.key, r.sender, r.channel, r.created_at, r.not_before,
+             r.expires_at, r.ended_at, json.dumps(r.result), first)
             for r in rows
         ],
     )  # fmt: skip
@@ -106,10 +109,11 @@ def _known(db: sqlite3.Connection, new: New) -> list[Delivery]:
         f"SELECT {COLUMNS}, payload FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
         (new.key,),
     ).fetchall()
-    rows = [row for row in rows if row[1] in new.minds]
+    minds = {target.mind for target in new.targets}
+    rows = [row for row in rows if row[1] in minds]
     for row in rows:
         body = db.execute("SELECT body FROM payloads WHERE id = ?", (row[-1],)).fetchone()
-        if body is None or body[0] != new.payload or row[2] != new.session:
+        if body is None or body[0] != new.payload:
             raise KeyReused(new.key)
     return [_delivery(row[:-1]) for row in rows]
 
@@ -141,7 +145,7 @@ def select(
     db: sqlite3.Connection, states: Sequence[str], mind: str | None, after: int, limit: int
 ) -> list[Delivery]:
     """Rows in order of id. Without states: those that are not final."""
-    states = states or (State.QUEUED, State.DELIVERING)
+    states = states or PENDING
     marks = ",".join("?" * len(states))
     values: list[Any] = [*states, after]
     if mind is not None:
@@ -158,7 +162,7 @@ def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
     """(id, mind, session, not_before) of every queued message, in order of id, for the backlog."""
     return db.execute(
         "SELECT id, mind, session, not_before FROM deliveries"
-        " WHERE state = 'queued' AND kind = 'message' ORDER BY id"
+        " WHERE state = 'queued' AND kind != 'run' ORDER BY id"
     )
 
 
@@ -172,9 +176,18 @@ def special(db: sqlite3.Connection) -> list[Delivery]:
 
 
 def mark_delivering(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
-    """The row's turn is being started."""
+    """The row is on its way: its turn is being started, or it is being posted into this one."""
     db.execute(
-        "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ? WHERE id = ?", (turn, now, id_)
+        "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, posted_at = 0 WHERE id = ?",
+        (turn, now, id_),
+    )
+
+
+def mark_posted(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
+    """The resident mind confirmed the row: it is in that turn."""
+    db.execute(
+        "UPDATE deliveries SET posted_at = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
+        (now, id_, turn),
     )
 
 
@@ -206,21 +219,22 @@ def give_back(
 ) -> bool:
     """The row goes back to the queue, to be tried again at `not_before`. False as for `finish`."""
     done = db.execute(
-        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, attempts = ?, not_before = ?,"
-        " result = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, attempts = ?,"
+        " not_before = ?, result = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
         (attempts, not_before, json.dumps(result), id_, turn),
     )
     return done.rowcount == 1
 
 
 def close(db: sqlite3.Connection, ids: Sequence[int], state: State, now: int, text: str) -> list[int]:
-    """Cancel or expire queued rows; the ids of those that were queued."""
+    """Cancel or expire rows that wait; the ids of those that did."""
     result = json.dumps({"outcome": str(state), "reason": text})
     return [
         id_
         for id_ in ids
         if db.execute(
-            "UPDATE deliveries SET state = ?, ended_at = ?, result = ? WHERE id = ? AND state = 'queued'",
+            "UPDATE deliveries SET state = ?, ended_at = ?, result = ?"
+            " WHERE id = ? AND state IN ('queued', 'batching', 'gated')",
             (state, now, result, id_),
         ).rowcount
     ]
@@ -235,11 +249,11 @@ def forget(db: sqlite3.Connection, ids: Sequence[int]) -> None:
 def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
     """Queue a final row again, due now, attempts from 0. Raises WrongState."""
     row = get(db, id_)
-    if row is None or not row.state.final or row.kind is Kind.RUN:
+    if row is None or not row.state.final or row.state is State.BATCHED or row.kind is Kind.RUN:
         raise WrongState(row and row.state)
     db.execute(
-        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, ended_at = 0, attempts = 0,"
-        " not_before = ?, expires_at = 0, result = '{}' WHERE id = ?",
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, ended_at = 0,"
+        " attempts = 0, not_before = ?, expires_at = 0, result = '{}' WHERE id = ?",
         (now, id_),
     )
     again = get(db, id_)
@@ -247,18 +261,22 @@ def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
     return again
 
 
+def drop(db: sqlite3.Connection, id_: int, now: int) -> None:
+    """Take a dead letter out. Raises WrongState."""
+    row = get(db, id_)
+    if row is None or row.state is not State.DEAD:
+        raise WrongState(row and row.state)
+    db.execute("UPDATE deliveries SET state = 'cancelled', ended_at = ? WHERE id = ?", (now, id_))
+
+
 def trim(db: sqlite3.Connection, keep: int) -> int:
     """Drop the oldest ended rows beyond `keep`, and payloads nobody refers to. Dead letters stay."""
-    over = (
-        db.execute(
-            "SELECT count(*) FROM deliveries WHERE state IN ('done', 'cancelled', 'expired')"
-        ).fetchone()[0]
-        - keep
-    )
+    ended = "state NOT IN ('queued', 'delivering', 'batching', 'gated', 'dead')"
+    over = db.execute(f"SELECT count(*) FROM deliveries WHERE {ended}").fetchone()[0] - keep  # noqa: S608
     if over <= 0:
         return 0
     old = db.execute(
-        "SELECT id, payload FROM deliveries WHERE state IN ('done', 'cancelled', 'expired')"
+        f"SELECT id, payload FROM deliveries WHERE {ended}"  # noqa: S608
         " AND id < (SELECT max(id) FROM deliveries) ORDER BY id LIMIT ?",
         (over,),
     ).fetchall()

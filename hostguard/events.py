@@ -23,6 +23,7 @@ class Event(StrEnum):
     HELD = "held"
     HOLD_ENDED = "hold_ended"
     STARTED = "started"
+    FOLDED = "folded"
     ENDED = "ended"
     FAILED = "failed"
     DEAD = "dead"
@@ -48,6 +49,7 @@ MESSAGE_IDS = {
     Event.RESUMED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041a",
     Event.LIMIT: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041b",
     Event.RELOADED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041c",
+    Event.FOLDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041d",
 }
 _PRIORITY = {Event.FAILED: 4, Event.DEAD: 3}  # syslog: warning, error; all others info
 

@@ -26,6 +26,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
         return Hold(Reason.NOT_DUE, "its time has not come")
     if not host.systemd:
         return Hold(Reason.NO_SYSTEMD, "systemd does not answer")
+    if mind.down is not None:
+        return Hold(Reason.MIND_DOWN, mind.down)
     if same_session:
         return Hold(Reason.SESSION_BUSY, same_session[0].unit)
     if len(mind.live) >= mind.cap:

@@ -1,14 +1,17 @@
-"""What callers send, checked at the edge. Pure: JSON in, a deliveries.New or a Problem out."""
+"""What callers send, checked at the edge. Pure: JSON in, a Message or a Problem out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hostguard.deliveries import New
-from hostguard.model import Config, Kind
+from hostguard.model import Config, Kind, Target
 from hostguard.problems import Problem, bad_request, conflict, too_large, unknown
+
+T = TypeVar("T")
 
 # Limits of the text fields, in characters. They go into the environment of a turn and into the journal.
 SESSION_MAX = 100  # the length that Volute cuts sessions to
@@ -17,44 +20,145 @@ KEY_MAX = 200
 DESCRIPTION_MAX = 200
 TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 
-SEND_FIELDS = {"to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt"}
+TEXT_MAX = 4000  # of instructions
+NAMES_MAX = 1000  # participants of a conversation
+SYSTEM = "#system"  # every mind, unless the configuration says otherwise
+OWN = "$"  # sessions that begin so are the guard's own
+NEW_SESSION = "$new"  # one of its own for each delivery
+
+WHILE_SLEEPING = ("skip", "queue", "trigger-wake")
+KINDS = (Kind.MESSAGE, Kind.SYSTEM, Kind.NOTICE, Kind.LIFECYCLE)
+# Beside the content, what a message may tell the mind: volute.md.
+MIND_FIELDS = {
+    "conversationId",
+    "platform",
+    "isDM",
+    "participants",
+    "participantCount",
+    "typing",
+    "instructions",
+}
+SEND_FIELDS = {
+    "to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt", "kind", "channel",
+    "whileSleeping", *MIND_FIELDS,
+}  # fmt: skip
 PAUSE_FIELDS = {"mind"}
 LIMIT_FIELDS = {"name", "mind", "value", "runtime"}
 RUN_FIELDS = {"mind", "session", "key", "max_wait_s", "description", "argv0"}
 
 
-def message(body: Any, config: Config, now: int) -> New:
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was sent, not yet planned for each of its minds. Times in ms, 0 = unset."""
+
+    minds: tuple[str, ...]
+    session: str | None  # None: the mind's routes say
+    payload: Mapping[str, Any]
+    raw: bytes  # the payload as JSON
+    kind: Kind = Kind.MESSAGE
+    key: str | None = None
+    not_before: int = 0
+    expires_at: int = 0
+    while_sleeping: str = ""
+
+    def new(self, targets: tuple[Target, ...], now: int) -> New:
+        """What is stored of it."""
+        return New(
+            targets,
+            self.raw,
+            now,
+            key=self.key,
+            sender=self.payload.get("sender"),
+            channel=self.payload.get("channel"),
+            not_before=self.not_before,
+            expires_at=self.expires_at,
+        )
+
+
+def message(body: Any, config: Config, now: int) -> Message:
     """A `POST /v1/deliveries`. Raises Problem."""
     known_fields(body, SEND_FIELDS)
     if "content" not in body:
         raise bad_request("content is missing: the message, any JSON value")
-    channel, minds = _target(body.get("to"), config, body.get("sender"))
+    sender = text(body, "sender", SENDER_MAX)
+    channel, minds = _target(body.get("to"), config, sender)
     not_before, expires_at = _time(body, "not_before"), _time(body, "expires_at")
     if expires_at and expires_at <= max(now, not_before):
         raise bad_request("expires_at is not after now and not_before: the message could never start")
-    interrupt = body.get("interrupt", False)
-    if not isinstance(interrupt, bool):
-        raise bad_request("interrupt must be true or false")
-    session = text(body, "session", SESSION_MAX) or "main"
-    sender = text(body, "sender", SENDER_MAX)
+    session = text(body, "session", SESSION_MAX)
+    if session is not None and session.startswith(OWN) and session != NEW_SESSION:
+        raise bad_request(f'session must not begin with "{OWN}": only {NEW_SESSION} does')
     payload = {
         "content": body["content"],
-        "channel": channel,
+        "channel": text(body, "channel", SENDER_MAX) or channel,
         "sender": sender,
-        "session": session,
-        "interrupt": interrupt,
+        "interrupt": _flag(body, "interrupt"),
+        **_mind_fields(body),
     }
-    return New(
+    if session is not None:
+        payload["session"] = session
+    return Message(
         minds,
         session,
-        _encode(payload, config),
-        now,
-        key=text(body, "key", KEY_MAX),
-        sender=sender,
-        channel=channel,
-        not_before=not_before,
-        expires_at=expires_at,
+        payload,
+        encode(payload, config),
+        _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE),
+        text(body, "key", KEY_MAX),
+        not_before,
+        expires_at,
+        _one_of(body, "whileSleeping", WHILE_SLEEPING, ""),
     )
+
+
+def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "conversationId": text(body, "conversationId", KEY_MAX),
+        "platform": text(body, "platform", KEY_MAX),
+        "instructions": _words(body, "instructions", TEXT_MAX),
+        "participants": _names(body, "participants"),
+        "typing": _names(body, "typing"),
+    }
+    if "isDM" in body:
+        given["isDM"] = _flag(body, "isDM")
+    count = body.get("participantCount")
+    if count is not None and (
+        isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1_000_000
+    ):
+        raise bad_request("participantCount must be a number, 0 or more")
+    return {name: value for name, value in {**given, "participantCount": count}.items() if value is not None}
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false")
+    return value
+
+
+def _words(body: Mapping[str, Any], name: str, most: int) -> str | None:
+    value = body.get(name)
+    if value is None or (isinstance(value, str) and len(value) <= most):
+        return value
+    raise bad_request(f"{name} must be a text of at most {most} characters")
+
+
+def _names(body: Mapping[str, Any], name: str) -> list[str] | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > NAMES_MAX:
+        raise bad_request(f"{name} must be a list of at most {NAMES_MAX} names")
+    return [text({name: one}, name, SENDER_MAX) or "" for one in value]
+
+
+def _one_of(body: Mapping[str, Any], name: str, allowed: Sequence[T], default: T) -> T:
+    value = body.get(name)
+    if value is None:
+        return default
+    for one in allowed:
+        if value == one:
+            return one
+    raise bad_request(f"{name} must be one of {', '.join(str(one) for one in allowed)}")
 
 
 def run(body: Any, config: Config, now: int) -> New:
@@ -77,7 +181,8 @@ def run(body: Any, config: Config, now: int) -> New:
         "argv0": text(body, "argv0", DESCRIPTION_MAX),
     }
     expires_at = now + int(wait * 1000) if wait is not None else 0
-    return New((name,), session, _encode(payload, config), now, Kind.RUN, key, expires_at=expires_at)
+    target = Target(name, session, kind=Kind.RUN)
+    return New((target,), encode(payload, config), now, key=key, expires_at=expires_at)
 
 
 def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str, ...]]:
@@ -85,18 +190,22 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
     if not isinstance(to, str) or not to:
         raise bad_request('to is missing: "@mind" or "#channel"')
     if to.startswith("#"):
-        if to not in config.channels:
+        if to == SYSTEM and to not in config.channels:
+            members = tuple(name for name, mind in config.minds.items() if mind.command or mind.url)
+        elif to in config.channels:
+            members = config.channels[to]
+        else:
             known = ", ".join(sorted(config.channels)) or "none is configured"
             raise unknown("channel", to, f"channels: {known}")
-        minds = tuple(mind for mind in config.channels[to] if mind != sender)
+        minds = tuple(mind for mind in members if mind != sender)
         if not minds:
             raise conflict(f"{to} has nobody but the sender")
         return to, minds
     name = to.removeprefix("@")
     if name not in config.minds:
         raise _unknown_mind(name, config)
-    if not config.minds[name].command:
-        raise conflict(f"{name} has no command: only `hostguard run` starts its turns")
+    if not (config.minds[name].command or config.minds[name].url):
+        raise conflict(f"{name} has no command and no url: only `hostguard run` starts its turns")
     return None, (name,)
 
 
@@ -143,7 +252,8 @@ def _time(body: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _encode(payload: Mapping[str, Any], config: Config) -> bytes:
+def encode(payload: Mapping[str, Any], config: Config) -> bytes:
+    """A payload as it is stored. Raises Problem."""
     try:
         raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import sqlite3
 from collections.abc import Callable, Collection
 from typing import Any
 
 from hostguard import deliveries, turns
 from hostguard.callers import Callers
 from hostguard.clock import now_ms
+from hostguard.deliveries import New
 from hostguard.events import Event, Events
 from hostguard.live import Turn
-from hostguard.model import Delivery, Hold, Kind, Reason, Row, State
+from hostguard.model import Delivery, Hold, Kind, Reason, Row, State, Waited
 from hostguard.queue import Queue
 from hostguard.waiters import Waiters
 
@@ -67,8 +69,8 @@ class Ledger:
             session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
         )  # fmt: skip
 
-    def hold_ends(self, row: Delivery, now: int) -> int:
-        """The row starts: ms that it waited since it was due."""
+    def hold_ends(self, row: Delivery, now: int) -> Waited:
+        """The row starts, or goes into a turn: how long it waited since it was due."""
         waited = max(0, now - max(row.created_at, row.not_before))
         hold, _since = self._holds.pop(row.id, (None, 0))
         if hold is None and waited and row.id <= self.loaded:
@@ -79,7 +81,7 @@ class Ledger:
                 session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
                 waited_ms=waited,
             )  # fmt: skip
-        return waited
+        return Waited(waited, hold.blocker if hold is not None else None)
 
     def held_since(self, id_: int | None) -> int | None:
         """When the row's hold began, in ms; None if that was not seen."""
@@ -87,18 +89,27 @@ class Ledger:
 
     # -- ends
 
-    def settle(self, row: Delivery, turn: Turn, ending: turns.Ending) -> Row | None:
-        """Write down how the row's turn ended; the row to queue again if it failed or never ran."""
+    def settle(
+        self,
+        row: Delivery,
+        turn: Turn,
+        ending: turns.Ending,
+        waited: Waited,
+        follow_up: New | None = None,
+        admit: Callable[[list[Delivery]], None] = lambda rows: None,
+    ) -> Row | None:
+        """Write down how the row's turn ended; the row to queue again if it failed or never ran.
+
+        `follow_up` is stored in the same transaction if the row ends for good, and handed to `admit` then.
+        """
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
-        result = turns.result(ending, turn.record, max(0, now - turn.since), turn.held_ms)
+        result = turns.result(ending, turn.record, max(0, now - turn.since), waited.ms)
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
             again = ending.back and self._callers.waits(row.id)
         else:
             again = ending.back or (ending.failed and attempts < turns.ATTEMPTS_MAX)
-        if ending.back:
-            turns.forget(turn_id)  # now: its next turn has the same id
         if again:
             pause = turns.backoff(attempts) if ending.failed else ending.pause_ms
             not_before = now + pause if pause else row.not_before
@@ -115,20 +126,26 @@ class Ledger:
                 )
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
-            write = self.write(
-                lambda db: deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
-            )
+
+            def finish(db: sqlite3.Connection) -> list[Delivery]:
+                ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
+                return deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
+
+            write = self.write(finish)
+            if follow_up is not None:
+                write.add_done_callback(lambda done: admit(done.result()))
             self._attempts.pop(row.id, None)
             self._expires.pop(row.id, None)
             text = f"ended: {ending.reason}"
             self._tell(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
-            if state is State.DEAD and row.kind is Kind.MESSAGE:
+            if state is State.DEAD:
                 text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
                 self._tell(Event.DEAD, row, turn_id, text, reason=ending.reason)
             self._trim()
 
         def stored(_: object) -> None:
-            if not ending.back:
+            # A row given back keeps its empty record: its next turn has the same id, and may be on its way.
+            if row is turn.delivery and not (again and ending.back):
                 turns.forget(turn_id)
             if not again:
                 self.waiters.tell(row.id)
@@ -145,8 +162,8 @@ class Ledger:
     def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
         """End a row that was taken out of the line: cancelled or expired."""
         id_ = row.id
+        turn_id = turns.turn_id(id_, self._attempts.pop(id_, 0))
         self._holds.pop(id_, None)
-        self._attempts.pop(id_, None)
         self._expires.pop(id_, None)
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
         told = f"{row.mind}: {id_} {state}: {text}"
@@ -155,7 +172,12 @@ class Ledger:
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
         write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
-        write.add_done_callback(lambda _: self.waiters.tell(id_))
+
+        def stored(_: object) -> None:
+            turns.forget(turn_id)  # of a turn that never ran
+            self.waiters.tell(id_)
+
+        write.add_done_callback(stored)
         return write
 
     def _trim(self) -> None:

@@ -5,13 +5,15 @@ It mirrors what systemd lists; it never frees a slot by itself.
 
 from __future__ import annotations
 
+import time
+from asyncio import Task
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from hostguard.model import Delivery, LiveTurn
+from hostguard.model import NOT_HELD, Delivery, LiveTurn, Waited
 from hostguard.spawner import Stub
-from hostguard.turns import Record
+from hostguard.turns import Ending, Record
 
 
 class Phase(StrEnum):
@@ -19,9 +21,24 @@ class Phase(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
+    ENDING = "ending"  # a resident mind's turn is over, and its processes go home
     LINGERING = "lingering"  # the command ended, but children of it live on in the scope
     FOREIGN = "foreign"  # a scope that somebody else put into our slices
     UNSURE = "unsure"  # systemd did not say whether the scope came up
+
+
+@dataclass(eq=False)
+class Resident:
+    """What a turn that is posted to a resident mind has beside that of a command."""
+
+    posted: bool = False  # the mind took the first message
+    feeding: Task[None] | None = None  # posts what follows, one after another
+    folded: list[tuple[Delivery, Waited]] = field(default_factory=list)  # what the mind took after the first
+    heard: float = field(default_factory=time.monotonic)  # when the mind last took or told something
+    told: bool = False  # the mind told something of the session since
+    early: bool = False  # `done` came before the answer to the first POST
+    doubtful: bool = False  # `done` came, but it may not cover what the turn is about
+    ending: Ending | None = None  # how the turn ends, once that is known
 
 
 @dataclass(eq=False)
@@ -33,7 +50,7 @@ class Turn:
     phase: Phase
     delivery: Delivery | None = None
     description: str = ""
-    held_ms: int = 0
+    waited: Waited = NOT_HELD
     max_turn: float | None = None
     stub: Stub | None = None
     pid: int | None = None  # of a `hostguard run` that waits to be moved into the scope
@@ -43,6 +60,7 @@ class Turn:
     stopped: bool = False  # somebody asked for its end
     revoked: bool = False  # must not start after all: paused since it was admitted
     gone: bool = False  # the scope went while the start was still in flight
+    resident: Resident | None = None  # it is posted to a resident mind
 
 
 @dataclass
@@ -74,6 +92,24 @@ class Live:
         if not mind:
             del self._minds[turn.live.mind]
         return True
+
+    def close_input(self, turn: Turn) -> None:
+        """Let no more messages fold into the turn."""
+        turn.live = replace(turn.live, takes_input=False)
+        if turn.live.unit in self._minds.get(turn.live.mind, {}):
+            self._minds[turn.live.mind][turn.live.unit] = turn.live
+
+    def taking(self, mind: str, session: str) -> Turn | None:
+        """The turn into which messages of the session fold, if there is one."""
+        for live in self._minds.get(mind, {}).values():
+            if live.takes_input and live.session == session:
+                return self.turns[live.unit]
+        return None
+
+    def resident(self, mind: str) -> list[Turn]:
+        """The mind's turns that were posted to it."""
+        found = (self.turns[unit] for unit in self._minds.get(mind, {}))
+        return [turn for turn in found if turn.resident is not None]
 
     def of(self, mind: str) -> tuple[LiveTurn, ...]:
         """The mind's slots."""

@@ -7,54 +7,46 @@ let a row start.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from hostguard import deliveries, turns
+from hostguard import turns
 from hostguard.backlog import Backlog
 from hostguard.callers import Callers
 from hostguard.clock import now_ms
+from hostguard.deliveries import New
 from hostguard.events import Event, Events
+from hostguard.followup import dead_letter, script_message
 from hostguard.gate import decide
 from hostguard.ledger import Ledger
-from hostguard.live import Phase, Turn
+from hostguard.live import Turn
 from hostguard.model import (
     Config,
     Delivery,
     Hold,
     HostView,
     Kind,
-    LiveTurn,
     MindView,
     Reason,
     Row,
     Start,
     State,
+    Waited,
 )
 from hostguard.policy import Policy
 from hostguard.problems import Problem
-from hostguard.queue import Queue, Unavailable
+from hostguard.queue import Queue
+from hostguard.resident import Residents
 from hostguard.runner import Runner
-from hostguard.units import turn_unit
+from hostguard.starting import Starter
 
 log = logging.getLogger(__name__)
 
 READ_AGAIN_MS = 1_000  # a row that could not be read is tried again after this
 # The wall clock may jump (a Pi has no clock of its own): a timer for a wall time looks again this often.
 CLOCK_CHECK_S = 30.0
-
-
-def _describe(row: Delivery, payload: bytes) -> str:
-    """What `systemctl status` shows of the turn's scope."""
-    if row.kind is Kind.RUN:
-        given = json.loads(payload)
-        return f"{row.mind}: {given['description'] or given['argv0'] or 'hostguard run'}"
-    sender = f" from {row.sender}" if row.sender else ""
-    channel = f" in {row.channel}" if row.channel else ""
-    return f"{row.mind}: message {row.id}{sender}{channel}, session {row.session}"
 
 
 class Manager:
@@ -68,6 +60,14 @@ class Manager:
         self.runner = Runner(self._systemd_up, self._over)
         self.callers = Callers()
         self.ledger = Ledger(queue, events, self.callers)
+        self.residents = Residents(self)
+        self._starter = Starter(self)
+        # Told of each turn of a session that begins (True) or ends; set by the daemon.
+        self.on_session: Callable[[str, str, bool], None] = lambda mind, session, busy: None
+        # Told of a row that is cancelled while a batch keeps it; set by the daemon.
+        self.on_taken_back: Callable[[Delivery], None] = lambda row: None
+        # The instructions that a mind's routes have for a session; set by the daemon.
+        self.instructions: Callable[[str, str], str | None] = lambda mind, session: None
         self.ready = False
         self.closing = False
         self._on_change = on_change
@@ -92,9 +92,15 @@ class Manager:
 
     def view(self, mind: str) -> MindView:
         """What the gate sees of a mind."""
-        known = mind in self.policy.config.minds
-        cap = self.policy.mind_cap(mind) if known else 0
-        return MindView(mind, cap, self.policy.paused(mind), live=self.runner.live.of(mind))
+        policy = self.policy
+        return MindView(
+            mind,
+            policy.mind_cap(mind) if mind in policy.config.minds else 0,
+            policy.paused(mind),
+            policy.asleep(mind),
+            self.residents.down(mind, now_ms()),
+            self.runner.live.of(mind),
+        )
 
     def host(self) -> HostView:
         """What the gate sees of the host."""
@@ -121,6 +127,8 @@ class Manager:
         return (
             mind in self.policy.config.minds
             and not self.policy.paused(mind)
+            and not self.policy.asleep(mind)
+            and self.residents.down(mind, now_ms()) is None
             and len(self.runner.live.of(mind)) < self.policy.mind_cap(mind)
         )
 
@@ -142,6 +150,12 @@ class Manager:
         self._expire(now, {row.id for row in self._fresh if row.kind is Kind.RUN})
         for id_ in self.callers.lost(now):
             self._drop_run(id_)
+        for mind in self.residents.retried(now):
+            self.backlog.touch(mind)
+        for new in self._fresh:
+            turn = self.runner.live.taking(new.mind, new.session)
+            if turn is not None:
+                self.residents.feed(turn)
         while self._has_room():
             row = self.backlog.next(self._is_open, self.runner.live.sessions)
             if row is None:
@@ -153,9 +167,9 @@ class Manager:
             if not isinstance(decide(self.host(), self.view(row.mind), row, now), Start):
                 log.error("the backlog offered %s, which the gate holds", row)
                 break
-            if not self._begin(row, now):
+            if not self._starter.begin(row, now):
                 self.backlog.remove(row.id, row.mind, row.session)
-                self.requeue(replace(row, not_before=now + READ_AGAIN_MS))
+                self.read_again(row)
         self._expire(now)
         fresh, self._fresh = self._fresh, []
         for row in fresh:
@@ -169,93 +183,48 @@ class Manager:
             if hold is not None and hold.reason is not Reason.NOT_DUE:
                 self.ledger.hold_begins(row, hold, now)
 
-    # -- one turn
-
-    def _begin(self, row: Row, now: int) -> bool:
-        turn_id = turns.turn_id(row.id, self.ledger.attempts(row.id))
-        unit = turn_unit(row.mind, turn_id)
-        if unit in self.runner.live.turns:
-            log.warning("%s is live already, and not by us: row %d waits for it", unit, row.id)
-            return False
-        self.backlog.remove(row.id, row.mind, row.session)
-        turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id), now, Phase.STARTING)
-        self.runner.live.add(turn)
-        self.keep(asyncio.create_task(self._start(turn, row)))
-        return True
-
-    async def _start(self, turn: Turn, row: Row) -> None:
-        try:
-            await self._bring_up(turn, row)
-        except Exception as error:
-            log.exception("turn %s could not be started", turn.live.id)
-            if turn.phase is not Phase.STARTING:
-                return  # it runs, and its end is seen
-            if turn.delivery is None:
-                self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
-            ending = turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
-            self.runner.give_up(turn, ending)
-
-    async def _bring_up(self, turn: Turn, row: Row) -> None:
-        try:
-            found = await self.queue.read(lambda db: deliveries.with_payload(db, row.id))
-        except Unavailable as error:
-            log.warning("cannot read row %d: %s", row.id, error)
-            self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
-            self.runner.give_up(turn, turns.Ending("dismissed", "the queue cannot be read", back=True))
-            return
-        mind = self.policy.config.minds.get(row.mind)
-        # DELIVERING: it was given back a moment ago, and that is not stored yet.
-        if found is None or found[0].state.final:
-            log.warning("row %d is not queued any more; its turn is not started", row.id)
-            self.runner.give_up(turn, turns.Ending("dismissed", "the row is gone", back=True))
-            return
-        if mind is None:
-            self.requeue(row)
-            self.runner.give_up(turn, turns.Ending("dismissed", "the mind is gone", back=True))
-            return
-        delivery, payload = replace(found[0], attempts=self.ledger.attempts(row.id)), found[1]
-        turn.delivery = delivery
-        turn.held_ms = self.ledger.hold_ends(delivery, turn.since)
-        turn.max_turn = mind.limits.max_turn
-        turn.description = _describe(delivery, payload)
-        assert turn.live.id is not None
-        turn_id, since = turn.live.id, turn.since
-        self.ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, since), durable=False)
-        if row.kind is Kind.RUN:
-            caller = None if turn.revoked else self.callers.take(row.id)
-            if caller is None or not caller.alive():
-                ending = turns.Ending("dismissed", "it was paused, or its caller is gone", back=True)
-                self.runner.give_up(turn, ending)
-                return
-            if not await self.runner.start_run(turn, mind.limits, caller.pid):
-                caller.tell({"event": "failed", "detail": "systemd did not start its scope"})
-                return
-            caller.tell({"event": "start", "turn": turn_id, "unit": turn.live.unit})
-        elif not await self.runner.start_exec(turn, mind, delivery, payload):
-            return
-        self.events.emit(
-            Event.STARTED, f"{mind.name}: turn {turn_id} started after {turn.held_ms} ms", mind=mind.name,
-            session=delivery.session, delivery=row.id, turn=turn_id, unit=turn.live.unit,
-            waited_ms=turn.held_ms,
-        )  # fmt: skip
+    # -- ends
 
     def _over(self, turn: Turn, ending: turns.Ending) -> None:
-        """A slot came free: account for its row, and hand the slot on at once."""
+        """A slot came free: account for its rows, and hand the slot on at once."""
         self.backlog.touch(turn.live.mind, turn.live.session)
         if turn.delivery is not None:
-            self.settle(turn.delivery, turn, ending)
+            self.settle(turn.delivery, turn, ending, turn.waited)
+        if turn.resident is not None:
+            for row, waited in turn.resident.folded:
+                self.settle(row, turn, ending, waited)
+        if turn.live.session is not None:
+            self.on_session(turn.live.mind, turn.live.session, False)
         self.pump()
 
-    def settle(self, row: Delivery, turn: Turn, ending: turns.Ending) -> None:
-        """Account for the row of a turn that is over; `pump` follows."""
-        again = self.ledger.settle(row, turn, ending)
+    def settle(self, row: Delivery, turn: Turn, ending: turns.Ending, waited: Waited) -> None:
+        """Account for a row of a turn that is over; `pump` follows."""
+        follow_up = self.follow_up(row, turn, ending)
+        again = self.ledger.settle(row, turn, ending, waited, follow_up, self.admit)
         if again is not None:
             self.requeue(again)
+
+    def follow_up(self, row: Delivery, turn: Turn, ending: turns.Ending) -> New | None:
+        """What a row's end brings about: a script's message, or the one notice of a dead letter."""
+        if row.kind is Kind.SCRIPT and not ending.failed and not ending.back:
+            return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
+        if ending.failed and row.attempts + 1 >= turns.ATTEMPTS_MAX:
+            return dead_letter(row, ending, self.policy.config, now_ms())
+        return None
 
     def requeue(self, row: Row) -> None:
         """Give a row back to the backlog; `pump` follows."""
         self.backlog.add(row, now_ms())
         self._fresh.append(row)
+
+    def read_again(self, row: Row) -> None:
+        """Give a row back that could not be read, for a little later."""
+        self.requeue(replace(row, not_before=now_ms() + READ_AGAIN_MS))
+
+    def reopen(self, mind: str) -> None:
+        """The mind may be offered its rows again: it is up, awake, or has room."""
+        self.backlog.touch(mind)
+        self.pump()
 
     # -- time, systemd, tasks
 
@@ -274,7 +243,12 @@ class Manager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        times = (self.backlog.next_due(), self.callers.next_lost(), self.ledger.next_expiry())
+        times = (
+            self.backlog.next_due(),
+            self.callers.next_lost(),
+            self.ledger.next_expiry(),
+            self.residents.next_up(now),
+        )
         due = min((when for when in times if when is not None), default=None)
         if due is not None:
             delay = min(max(due - now, 0) / 1000, CLOCK_CHECK_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class State(StrEnum):
@@ -100,7 +100,7 @@ class WakeOn:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A message or a script at set times. `cron` or `at` (ms since the epoch, once); `message` or `script`."""
+    """A message or a script at set times: `cron`, or once `at` (ms since the epoch)."""
 
     name: str
     mind: str
@@ -216,6 +216,16 @@ class Delivery:
         return Row(self.id, self.mind, self.session, self.not_before, self.kind)
 
 
+class Waited(NamedTuple):
+    """How long a row waited since it was due, in ms, and what for; None if it was not held."""
+
+    ms: int
+    behind: str | None
+
+
+NOT_HELD = Waited(0, None)
+
+
 @dataclass(frozen=True, slots=True)
 class LiveTurn:
     """A slot in use: a scope that is live, or a start in flight. `id` is None for a scope not ours."""
@@ -235,6 +245,7 @@ class MindView:
     cap: int
     paused: bool = False
     asleep: bool = False
+    down: str | None = None  # a resident mind that takes no connections: why
     live: tuple[LiveTurn, ...] = ()
 
 

@@ -28,6 +28,16 @@ def limit_key(name: str, mind: str | None) -> str:
     return f"limit.{name}" if mind is None else f"limit.{name}.mind.{mind}"
 
 
+def sleep_key(mind: str) -> str:
+    """The setting of a mind that sleeps: {"since": ms, "until": ms or null}."""
+    return f"sleep.mind.{mind}"
+
+
+def woken_key(mind: str) -> str:
+    """The setting of a mind that a message woke: it sleeps again when idle."""
+    return f"woken.mind.{mind}"
+
+
 class Policy:
     """Caps and pauses. Settings are as stored: a pause True, a limit {"value": ..., "boot": id or None}."""
 
@@ -51,6 +61,14 @@ class Policy:
         """Minds that are paused, known or not."""
         prefix = pause_key("")
         return sorted(key.removeprefix(prefix) for key in self._settings if key.startswith(prefix))
+
+    def asleep(self, mind: str) -> bool:
+        """Whether the mind sleeps."""
+        return sleep_key(mind) in self._settings
+
+    def setting(self, key: str) -> Any:
+        """A setting as stored; None if it is not set."""
+        return self._settings.get(key)
 
     def global_cap(self) -> int | None:
         """Turns of all minds together; None = unlimited."""

@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with it
 RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 # A check reads the whole file: 16 MiB take about a second from an SD card (10 MB/s, class A1).

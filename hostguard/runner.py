@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hostguard import cgroups, turns, units
 from hostguard.live import Live, Phase, Turn
-from hostguard.model import Delivery, Kind, Limits, LiveTurn, Mind
-from hostguard.spawner import Spawner, release
+from hostguard.model import Kind, Limits, LiveTurn, Mind
+from hostguard.spawner import Spawner, Stub, anchor, release
 from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
@@ -64,42 +64,55 @@ class Runner:
 
     # -- starting
 
-    async def start_exec(self, turn: Turn, mind: Mind, delivery: Delivery, payload: bytes) -> bool:
+    async def start_exec(self, turn: Turn, mind: Mind, work: turns.Work) -> bool:
         """Bring the turn's scope up with a stub inside, and let the stub run the command.
 
         False if nothing was run: the turn's end says why.
         """
+        cgroup = self.cgroup(turn.live.unit, mind.name)
+        return await self._start_stub(
+            turn, mind, False, lambda stub, turn_id: release(stub, mind, work, turn_id, cgroup)
+        )
+
+    async def start_anchor(self, turn: Turn, mind: Mind) -> bool:
+        """Bring the scope of a resident mind's turn up around a stub that only waits. False as above."""
+        return await self._start_stub(turn, mind, True, anchor)
+
+    async def _start_stub(
+        self, turn: Turn, mind: Mind, delegate: bool, let_go: Callable[[Stub, str], None]
+    ) -> bool:
         assert turn.live.id is not None
         try:
-            turns.begin_record(turn.live.id)
-            turn.stub = await self.spawner.take()
+            turn.stub = stub = await self.spawner.take()
         except OSError as error:
-            # The host's fault, not the mind's.
-            reason = f"the guard cannot start a process: {error}"
-            log.error("%s: %s", turn.live.unit, reason)
-            self._over(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
+            self.cannot_start(turn, error)
             return False
-        turn.pid = turn.stub.pid
+        turn.pid = stub.pid
         turn.begun = time.monotonic()
-        if not await self._bring_up(turn, mind.limits):
+        if not await self._bring_up(turn, mind.limits, delegate):
             return False
         turn.phase = Phase.RUNNING
-        asyncio.get_running_loop().add_reader(turn.stub.pidfd, self._stub_ended, turn)
-        cgroup = self.cgroup(turn.live.unit, mind.name)
+        asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
         if not turn.revoked:
             try:
-                release(turn.stub, mind, delivery, payload, turn.live.id, turn.held_ms, cgroup)
+                let_go(stub, turn.live.id)
                 turn.released = True
                 return True
             except OSError as error:
                 log.warning("%s is not let run: %s", turn.live.unit, error)
-        turn.stub.dismiss()  # its end follows: a turn that never ran
+        stub.dismiss()  # its end follows: a turn that never ran
         return False
+
+    def cannot_start(self, turn: Turn, error: OSError) -> None:
+        """Free the slot of a turn that the host, not its mind, keeps from starting; it is tried again."""
+        reason = f"the guard cannot start a process: {error}"
+        log.error("%s: %s", turn.live.unit, reason)
+        self._over(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
 
     async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
         """Bring the turn's scope up around a waiting `hostguard run`. False if it is over."""
         turn.pid = pid
-        if not await self._bring_up(turn, limits):
+        if not await self._bring_up(turn, limits, False):
             return False
         turn.phase = Phase.RUNNING
         self.watch(turn)
@@ -109,10 +122,12 @@ class Runner:
         """Follow a turn whose process is not our own stub."""
         self._watch.add(turn.live.unit, self.cgroup(turn.live.unit, turn.live.mind))
 
-    async def _bring_up(self, turn: Turn, limits: Limits) -> bool:
+    async def _bring_up(self, turn: Turn, limits: Limits, delegate: bool) -> bool:
         unit = turn.live.unit
         assert turn.pid is not None
-        properties = units.scope_properties(turn.live.mind, turn.description, limits, self.device, [turn.pid])
+        properties = units.scope_properties(
+            turn.live.mind, turn.description, limits, self.device, [turn.pid], delegate
+        )
         try:
             await self._start_scope(unit, properties)
         except SystemdError as error:
@@ -192,11 +207,17 @@ class Runner:
         if turn.delivery.kind is Kind.RUN:
             return turns.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
         turn.record = turns.read_record(turn.live.id)
+        if turn.resident is not None and turn.resident.ending is not None:
+            return turn.resident.ending
         if turn.record is None and turn.released:
             return turns.Ending("exited", "its exit record was removed: how it ended is not known")
         # An earlier guard's turn is timed by the wall clock, which is all that was stored.
         ran_s = time.time() - turn.since / 1000 if turn.begun is None else time.monotonic() - turn.begun
-        return turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn)
+        if turn.resident is not None:
+            return turns.resident_ending(
+                turn.record, turn.stopped, ran_s, turn.max_turn, turn.resident.posted
+            )
+        return turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn, turn.delivery.kind)
 
     def _ended(self, turn: Turn) -> None:
         """The turn has no process any more."""

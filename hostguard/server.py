@@ -85,10 +85,11 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Wait for the end; uvicorn's own looks ten times a second."""
         await self._ended.wait()
+        # Not before: told so while it starts, uvicorn would leave its socket open.
+        self.should_exit = self.force_exit = True
 
     def end(self) -> None:
         """Stop serving, without waiting for connections that stay open."""
-        self.should_exit = self.force_exit = True
         self._ended.set()
 
     def install_signal_handlers(self) -> None:

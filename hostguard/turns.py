@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping
@@ -9,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostguard import paths
-from hostguard.model import Delivery, Mind
+from hostguard import paths, payload
+from hostguard.model import Delivery, Kind, Mind, Waited
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
+
+OUTPUT = "output"  # the line of a record after which a script's output stands
+OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
+FILE_SESSION = "$file:"  # followed by the path: what goes into one file goes in order
 
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
 BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
@@ -38,6 +43,30 @@ def backoff(attempts: int) -> int:
 
 
 # -- start
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stub runs: argv, standard input, environment; `capture`: bytes of its output to keep, 0 = none.
+
+    Output that is kept is in the record; other output goes to the journal.
+    """
+
+    argv: tuple[str, ...]
+    stdin: bytes
+    environment: Mapping[str, str]
+    capture: int = 0
+
+
+def work(mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Work:
+    """What the row runs as the mind's user: its command, a schedule's script, or the append to a file."""
+    told = environment(mind, row, turn_id(row.id, row.attempts), waited.ms)
+    if row.kind is Kind.SCRIPT:
+        return Work((mind.shell, "-c", json.loads(raw)["script"]), b"", told, OUTPUT_MAX)
+    if row.kind is Kind.FILE:
+        path = row.session.removeprefix(FILE_SESSION)
+        return Work(("/bin/sh", "-c", 'cat >>"$0"', path), payload.file_line(row, raw), told)
+    return Work(mind.command, payload.for_exec(row, raw, *waited), told)
 
 
 def environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
@@ -88,7 +117,9 @@ class Record:
     not_started: str | None = None
     exit: int | None = None
     signal: int | None = None
+    anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
     account: Mapping[str, int] = field(default_factory=dict)
+    output: str = ""  # of a script
 
 
 def read_record(turn: str) -> Record | None:
@@ -104,7 +135,8 @@ def parse_record(text: str) -> Record:
     """Read a record, which the mind's user could have written to: what makes no sense is left out."""
     released, not_started = False, None
     numbers: dict[str, int] = {}
-    for line in text[:4096].splitlines():
+    lines, _, output = text.partition(f"\n{OUTPUT}\n")
+    for line in lines[:4096].splitlines():
         key, _, value = line.partition(" ")
         if key == "started":
             released = True
@@ -113,7 +145,15 @@ def parse_record(text: str) -> Record:
         elif value.isdecimal() and len(value) < 20:
             numbers[key] = int(value)
     account = {key: numbers[key] for key in ACCOUNT if key in numbers}
-    return Record(released, not_started, numbers.get("exit"), numbers.get("signal"), account)
+    return Record(
+        released,
+        not_started,
+        numbers.get("exit"),
+        numbers.get("signal"),
+        numbers.get("anchor"),
+        account,
+        output[:OUTPUT_MAX],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +168,14 @@ class Ending:
     pause_ms: int = 0  # before it is offered again
 
 
-def ending(record: Record | None, stopped: bool, ran_s: float, max_turn: float | None) -> Ending:
+def ending(
+    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, kind: Kind = Kind.MESSAGE
+) -> Ending:
     """Classify an end. `stopped`: somebody asked for it; `ran_s`: seconds since the start.
 
     A command's own exit, whatever its status, is an end. Death by a signal that nobody asked for is a
-    crash: it counts as an attempt, so that a payload that kills its mind ends as a dead letter.
+    crash: it counts as an attempt, so that a payload that kills its mind ends as a dead letter. A file that
+    could not be written is tried again, too.
     """
     if record is None:
         return Ending("killed", "the host was restarted during the turn", failed=True)
@@ -153,7 +196,25 @@ def ending(record: Record | None, stopped: bool, ran_s: float, max_turn: float |
         return Ending("stopped", f"ended by {_name(number)}", status)
     if number is not None:
         return Ending("killed", f"died of {_name(number)}", status, failed=True)
-    return Ending("exited", f"exit status {status}", status)
+    return Ending("exited", f"exit status {status}", status, failed=kind is Kind.FILE and status != 0)
+
+
+def resident_ending(
+    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, posted: bool
+) -> Ending:
+    """How a turn of a resident mind ended of which only is known that its scope is empty.
+
+    `posted`: the mind confirmed the message. One that it did not is offered again, with the same key.
+    """
+    if max_turn is not None and ran_s >= max_turn and record is not None:
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)")
+    if stopped:
+        return Ending("stopped", "was asked to stop")
+    if not posted:
+        return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
+    if record is None:
+        return Ending("gone", "the host was restarted during the turn")
+    return Ending("gone", "its processes are gone")
 
 
 def _name(number: int) -> str:

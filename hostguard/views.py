@@ -9,7 +9,8 @@ from hostguard import __version__, turns
 from hostguard.clock import now_ms
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
-from hostguard.model import Delivery, Hold, Reason, State
+from hostguard.model import Delivery, Hold, Mind, MindView, Reason, State
+from hostguard.policy import sleep_key
 from hostguard.units import turn_unit
 
 Json = dict[str, Any]
@@ -18,7 +19,7 @@ Json = dict[str, Any]
 def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> Json:
     """One row; `hold` says why it waits, `state` is in_turn once its scope is up."""
     state: str = row.state
-    live = manager.runner.live.by_id(turns.turn_id(row.id, row.attempts))
+    live = manager.runner.live.by_id(row.turn or turns.turn_id(row.id, row.attempts))
     if live is not None and not row.state.final:
         state = "delivering" if live.phase is Phase.STARTING else "in_turn"
     view: Json = {
@@ -85,6 +86,7 @@ _SENTENCES = {
     Reason.MIND_BUSY: "the mind has as many turns as its cap allows, {blocker}",
     Reason.GLOBAL_CAP: "the host has as many turns as the global cap allows, {blocker} for the longest time",
     Reason.PRESSURE: "the device is under pressure and fewer turns run",
+    Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
     Reason.NO_SYSTEMD: "systemd does not answer, and nothing is started unseen",
 }
 
@@ -103,7 +105,7 @@ def turn(live: Turn) -> Json:
         "session": live.live.session,
         "delivery": live.delivery.id if live.delivery else None,
         "started_at": live.since,
-        "held_ms": live.held_ms,
+        "held_ms": live.waited.ms,
         "state": live.phase,
         "stopping": live.stopped,
         "description": live.description,
@@ -140,10 +142,14 @@ def _mind(manager: Manager, name: str) -> Json:
     held = manager.backlog.count(name)
     first = manager.backlog.first(name)
     since = manager.ledger.held_since(first)
-    state = "unknown" if mind is None else "paused" if view.paused else "in_turn" if view.live else "idle"
     return {
         "name": name,
-        "state": state,
+        "state": _mind_state(mind, view),
+        "sessions": [
+            {"session": live.session, "turn": live.id, "since": manager.runner.live.turns[live.unit].since}
+            for live in view.live
+        ],
+        "asleep_until": (manager.policy.setting(sleep_key(name)) or {}).get("until"),
         "cap": view.cap,
         "live": len(view.live),
         "queued": manager.backlog.total(name),
@@ -151,7 +157,21 @@ def _mind(manager: Manager, name: str) -> Json:
         "oldest_wait_ms": now_ms() - since if since is not None else None,
         "command": list(mind.command) if mind else [],
         "user": mind.user if mind else None,
+        "url": mind.url if mind else None,
+        "unit": mind.unit if mind else None,
     }
+
+
+def _mind_state(mind: Mind | None, view: MindView) -> str:
+    if mind is None:
+        return "unknown"
+    if view.paused:
+        return "paused"
+    if view.live:
+        return "in_turn"
+    if view.asleep:
+        return "asleep"
+    return "idle" if view.down is None else "down"
 
 
 def status(manager: Manager, started_at: int, pid: int, device: Json, problems: list[Json]) -> Json:

@@ -1,0 +1,73 @@
+"""What becomes of a message for one mind: may it wake it, does a route take it, does a batch keep it. Pure.
+
+The gate decides when a row starts; this decides, once, when a message is accepted, which row it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from hostguard import sleep
+from hostguard.intake import NEW_SESSION, Message
+from hostguard.model import Kind, Mind, State, Target
+from hostguard.payload import told
+from hostguard.routing import Batch, Routes, route
+from hostguard.turns import FILE_SESSION
+
+DEFAULT_SESSION = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """A mind as it is when a message comes for it. `routes` is None for a mind without a file of them."""
+
+    mind: Mind
+    asleep: bool = False
+    routes: Routes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The row to store, and whether the mind is to be woken for it."""
+
+    target: Target
+    wake: bool = False
+
+
+def plan(recipient: Recipient, message: Message) -> Plan:
+    """Plan a message for one mind."""
+    name, payload = recipient.mind.name, told(message.payload)
+    wake = False
+    if recipient.asleep:
+        policy = sleep.on_message(message.while_sleeping, recipient.mind.wake_on, name, payload)
+        if policy == "skip":
+            return Plan(_skipped(name, message, "asleep", f"{name} slept, which it is not for"))
+        wake = policy == "wake"
+    if message.kind is not Kind.MESSAGE or recipient.routes is None:
+        return Plan(Target(name, _session(message.session or DEFAULT_SESSION), kind=message.kind), wake)
+    routed = route(recipient.routes, name, payload)
+    if routed.action == "filtered":
+        return Plan(_skipped(name, message, "filtered", routed.text))
+    if routed.action == "gated":
+        return Plan(Target(name, DEFAULT_SESSION, State.GATED))
+    if routed.action == "file":
+        return Plan(Target(name, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE))
+    session = _session(routed.session or DEFAULT_SESSION)
+    if isinstance(routed.mode, Batch):
+        batch = {
+            "debounce_s": routed.mode.debounce_s,
+            "max_wait_s": routed.mode.max_wait_s,
+            "triggers": list(routed.mode.triggers),
+        }
+        return Plan(Target(name, session, State.BATCHING, result={"batch": batch}), wake)
+    return Plan(Target(name, session), wake)
+
+
+def _session(session: str) -> str:
+    return f"new-{secrets.token_hex(4)}" if session == NEW_SESSION else session
+
+
+def _skipped(name: str, message: Message, outcome: str, reason: str) -> Target:
+    result = {"outcome": outcome, "reason": reason}
+    return Target(name, message.session or DEFAULT_SESSION, State.SKIPPED, result=result)

@@ -1,0 +1,87 @@
+"""The guard's HTTP client for resident minds: one POST, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import httpx
+
+from hostguard.model import Delivery, Mind
+
+# volute.md: what a mind of today is given by its own daemon.
+POST_S = 120.0
+CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
+REPLY_MAX = 64 << 10  # bytes of an answer that are read
+
+
+class Outcome(StrEnum):
+    """What came of a POST."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"  # an answer that is no success, or none: the attempt counts
+    DOWN = "down"  # nobody listens: no failure of the message
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """The outcome, and why in words."""
+
+    outcome: Outcome
+    text: str = ""
+
+
+def key(row: Delivery) -> str:
+    """The Idempotency-Key of a row: the same at each attempt, and of no other row, even in a new database."""
+    return f"hostguard-{row.id}-{row.created_at}"
+
+
+class Postman:
+    """One client for all minds."""
+
+    def __init__(self) -> None:
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(POST_S, connect=CONNECT_S, pool=None),
+            # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+        )
+
+    async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
+        """POST the message. Does not raise."""
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": key(row),
+            "X-Hostguard-Turn": turn,
+        }
+        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+        try:
+            async with self._client.stream(
+                "POST", f"{mind.url}/message", content=raw, headers=headers
+            ) as answer:
+                said = await _start_of(answer)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return Posted(Outcome.DOWN, f"{mind.url} takes no connections ({error})")
+        except httpx.TimeoutException:
+            return Posted(Outcome.REFUSED, f"no answer within {POST_S:.0f} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Posted(Outcome.REFUSED, f"the connection broke: {error or type(error).__name__}")
+        if answer.is_success:
+            return Posted(Outcome.TAKEN)
+        return Posted(Outcome.REFUSED, f"HTTP {answer.status_code}{f': {said}' if said else ''}")
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.aclose()
+
+
+async def _start_of(answer: httpx.Response) -> str:
+    raw = b""
+    async for chunk in answer.aiter_raw():
+        raw += chunk
+        if len(raw) > REPLY_MAX:
+            break
+    return " ".join(raw[:200].decode(errors="replace").split())

@@ -1,0 +1,330 @@
+"""Turns of resident minds: posted to the mind's server, followed until they are over.
+
+A turn begins as one of an exec mind does: scope first. Its anchor, a process that only waits, holds the scope
+while the mind's own processes are adopted into it (adopt.py). Then the message is posted; further messages
+of the session fold into the turn, one POST after another, in order of id. How a turn ends:
+  done     the mind says so for that session, or for all its sessions
+  gone     the processes that were adopted are gone, and nothing was heard since
+  died     the mind's own process is gone
+  idle     no `done`, and the turn's processes have been idle for idle_end
+  timeout  longer than max_turn: systemd stops the scope
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hostguard import deliveries, payload, turns
+from hostguard.adopt import Adopter
+from hostguard.clock import now_ms
+from hostguard.events import Event
+from hostguard.live import Phase, Resident, Turn
+from hostguard.model import Delivery, Mind, Row
+from hostguard.postman import Outcome, Posted, Postman
+from hostguard.queue import Unavailable
+from hostguard.systemd import SystemdError, SystemdLost
+
+if TYPE_CHECKING:
+    from hostguard.manager import Manager
+
+log = logging.getLogger(__name__)
+
+DOWN_MS = (5_000, 300_000)  # pause after the first refused connection, and the longest; as for failures
+# A session's process may be followed by another; a mind that thinks meanwhile tells something now and then.
+GONE_S = 30.0
+DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is about
+REPEAT_S = 2.0  # volute.md: a mind tries its done three times, 0.5 s and 1 s apart
+CHECK_S = 5.0  # between two looks at how busy the turns are
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A mind whose server takes no connections; `until` in ms."""
+
+    text: str
+    until: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A `done` that ended a turn; `at` is time.monotonic()."""
+
+    at: float
+    message_id: str | None
+
+    def repeated(self, message_id: str | None) -> bool:
+        """Whether another one with this id may be the same, tried again."""
+        if message_id is not None:
+            return message_id == self.message_id
+        return time.monotonic() - self.at < REPEAT_S
+
+
+class Residents:
+    """Drives the turns of all resident minds."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._runner = manager.runner
+        self.adopter = Adopter(self._runner.systemd, self._died, self._runner.cgroup)
+        self._postman = Postman()
+        self._down: dict[str, Down] = {}
+        self._dones: dict[tuple[str, str], Done] = {}
+        self._check: asyncio.TimerHandle | None = None
+
+    async def close(self) -> None:
+        """Let go; what is in flight is posted again, with the same key, by the next guard."""
+        if self._check is not None:
+            self._check.cancel()
+        for turn in self._runner.live:
+            if turn.resident is not None and turn.resident.feeding is not None:
+                turn.resident.feeding.cancel()
+        await self._postman.close()
+
+    # -- a turn begins
+
+    async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
+        """Bring the scope up and post the first message. False if the turn is over: its end says why."""
+        turn.resident = Resident()
+        if not await self._runner.start_anchor(turn, mind):
+            return False
+        assert turn.stub is not None
+        await self.adopter.begin(turn.live.unit, mind, row.session, turn.stub.pid)
+        return await self._first(turn, turn.resident, mind, row, raw)
+
+    async def resume(self, turn: Turn, mind: Mind, anchor: int, again: tuple[Delivery, bytes] | None) -> None:
+        """Go on with a turn that an earlier guard began; `again`: its first message was not confirmed."""
+        assert turn.resident is not None
+        assert turn.live.session is not None
+        await self.adopter.resume(turn.live.unit, mind, turn.live.session, anchor)
+        if again is not None:
+            await self._first(turn, turn.resident, mind, *again)
+        else:
+            self._taken(turn, turn.resident, mind)
+
+    async def _first(self, turn: Turn, resident: Resident, mind: Mind, row: Delivery, raw: bytes) -> bool:
+        posted = await self._post(turn, mind, row, raw, turn.waited.ms, turn.waited.behind)
+        if posted.outcome is Outcome.TAKEN:
+            self._confirm(row, turn)
+            if turn not in self._runner.live:  # somebody stopped it
+                return False
+            self._taken(turn, resident, mind)
+            if resident.early:
+                self.end(turn, turns.Ending("done", "the mind said that it is done"))
+            return True
+        self.end(turn, self._not_taken(mind, posted))
+        return False
+
+    def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
+        resident.posted = True
+        self._down.pop(mind.name, None)
+        self.adopter.look(mind.name)
+        self._watch_busy()
+        self.feed(turn)
+
+    async def _post(
+        self, turn: Turn, mind: Mind, row: Delivery, raw: bytes, waited_ms: int, behind: str | None
+    ) -> Posted:
+        instructions = self._manager.instructions(mind.name, row.session)
+        body = payload.for_resident(row, raw, waited_ms, behind, instructions)
+        assert turn.live.id is not None
+        posted = await self._postman.post(mind, row, body, turn.live.id)
+        if turn.resident is not None:
+            turn.resident.heard = time.monotonic()
+        return posted
+
+    def _confirm(self, row: Delivery, turn: Turn) -> None:
+        turn_id, now = turn.live.id or "", now_ms()
+        self._manager.ledger.write(lambda db: deliveries.mark_posted(db, row.id, turn_id, now), durable=False)
+
+    def _not_taken(self, mind: Mind, posted: Posted) -> turns.Ending:
+        if posted.outcome is Outcome.DOWN:
+            pause = self._note_down(mind.name, posted.text)
+            return turns.Ending("down", posted.text, back=True, pause_ms=pause)
+        return turns.Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
+
+    # -- more messages for it
+
+    def feed(self, turn: Turn) -> None:
+        """Post what waits for the turn's session into it."""
+        resident = turn.resident
+        if resident is not None and resident.posted and resident.feeding is None and turn.live.takes_input:
+            resident.feeding = asyncio.create_task(self._feed(turn, resident))
+            self._manager.keep(resident.feeding)
+
+    async def _feed(self, turn: Turn, resident: Resident) -> None:
+        backlog, live = self._manager.backlog, turn.live
+        try:
+            while turn.live.takes_input and (row := backlog.first_in(live.mind, live.session or "")):
+                mind = self._manager.policy.config.minds.get(live.mind)
+                if mind is None or mind.url is None:
+                    break
+                backlog.remove(row.id, row.mind, row.session)
+                await self._fold(turn, resident, mind, row)
+        finally:
+            resident.feeding = None
+        self._manager.pump()
+
+    async def _fold(self, turn: Turn, resident: Resident, mind: Mind, row: Row) -> None:
+        manager, ledger = self._manager, self._manager.ledger
+        try:
+            found = await manager.queue.read(lambda db: deliveries.with_payload(db, row.id))
+        except Unavailable as error:
+            log.warning("cannot read row %d: %s", row.id, error)
+            manager.read_again(row)
+            return
+        if found is None or found[0].state.final:
+            return
+        delivery, raw = replace(found[0], attempts=ledger.attempts(row.id)), found[1]
+        now, turn_id = now_ms(), turn.live.id
+        assert turn_id is not None
+        waited = ledger.hold_ends(delivery, now)
+        ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
+        posted = await self._post(turn, mind, delivery, raw, waited.ms, waited.behind)
+        if posted.outcome is Outcome.TAKEN:
+            self._confirm(delivery, turn)
+            manager.events.emit(
+                Event.FOLDED, f"{mind.name}: {row.id} went into turn {turn_id}", mind=mind.name,
+                session=row.session, delivery=row.id, turn=turn_id, waited_ms=waited.ms,
+            )  # fmt: skip
+            if turn in self._runner.live:
+                resident.folded.append((delivery, waited))
+                self.adopter.look(mind.name)
+            else:
+                manager.settle(
+                    delivery, turn, resident.ending or turns.Ending("done", "its turn is over"), waited
+                )
+        else:
+            manager.settle(delivery, turn, self._not_taken(mind, posted), waited)
+
+    # -- what the mind tells
+
+    def heard(self, mind: str, session: str | None) -> None:
+        """The mind told something: it is up, and at work in that session."""
+        if self._down.pop(mind, None) is not None:
+            self._manager.reopen(mind)
+        for turn in self._runner.live.resident(mind):
+            if turn.resident is not None and session in (None, turn.live.session):
+                turn.resident.heard = time.monotonic()
+                turn.resident.told |= turn.resident.posted
+        self.adopter.look(mind)
+
+    def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> None:
+        """The mind is done with a session, or with all of them; the ids only if the mind told them.
+
+        Done means that the session is at rest now, whatever it was told before: so also a late one ends the
+        session's turn. It may not cover a message that is on its way to the mind at that moment, nor, if it
+        repeats the last one, the turn that began since: then the turn ends once it has been quiet.
+        """
+        reason = "the mind said that it is done" + (" with all sessions" if session is None else "")
+        for turn in self._runner.live.resident(mind):
+            resident = turn.resident
+            if resident is None or session not in (None, turn.live.session) or resident.ending is not None:
+                continue
+            if turn_id is not None and turn_id != turn.live.id:
+                continue
+            last = self._dones.get((mind, turn.live.session or ""))
+            if turn_id is None and last is not None and not resident.told and last.repeated(message_id):
+                resident.doubtful |= message_id is None
+            elif not resident.posted:
+                resident.early = True
+            elif resident.feeding is not None:
+                resident.doubtful = True
+            else:
+                self.end(turn, turns.Ending("done", reason))
+                self._note_done(mind, turn.live.session or "", message_id)
+
+    def _note_done(self, mind: str, session: str, message_id: str | None) -> None:
+        self._dones = {key: done for key, done in self._dones.items() if done.repeated(None)}
+        self._dones[mind, session] = Done(time.monotonic(), message_id)
+
+    def _died(self, mind: str) -> None:
+        for turn in self._runner.live.resident(mind):
+            # One whose first message is still on its way ends with that POST.
+            if turn.resident is not None and turn.resident.posted:
+                self.end(turn, turns.Ending("died", "the mind's process died"))
+
+    # -- a turn ends
+
+    def end(self, turn: Turn, ending: turns.Ending) -> None:
+        """The turn is over: its processes go home, and then its slot is free."""
+        resident = turn.resident
+        assert resident is not None
+        if resident.ending is None and turn in self._runner.live:
+            resident.ending = ending
+            turn.phase = Phase.ENDING
+            self._runner.live.close_input(turn)
+            self._manager.keep(asyncio.create_task(self._send_home(turn)))
+
+    async def _send_home(self, turn: Turn) -> None:
+        left = await self.adopter.end(turn.live.unit)
+        if left and turn in self._runner.live:
+            # They cannot go home, so they end with their turn; the slot is theirs until then.
+            log.warning("%s: processes %s cannot leave and are stopped", turn.live.unit, left)
+            turn.phase = Phase.LINGERING
+            try:
+                await self._runner.stop(turn)
+            except (SystemdError, SystemdLost) as error:
+                log.warning("%s is not stopped: %s", turn.live.unit, error)
+
+    def _watch_busy(self) -> None:
+        if self._check is None:
+            live = [turn.live.mind for turn in self._runner.live if turn.resident is not None]
+            minds = self._manager.policy.config.minds
+            ends = [minds[name].idle_end for name in live if name in minds]
+            if ends:
+                self._check = asyncio.get_running_loop().call_later(min(CHECK_S, min(ends) / 4), self._look)
+
+    def _look(self) -> None:
+        self._check = None
+        for turn in self._runner.live:
+            mind = self._manager.policy.config.minds.get(turn.live.mind)
+            if turn.resident is not None and turn.resident.posted and mind is not None:
+                ending = self._quiet_end(turn, turn.resident, mind)
+                if ending is not None:
+                    self.end(turn, ending)
+        self._watch_busy()
+
+    def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> turns.Ending | None:
+        if resident.feeding is not None:
+            return None
+        idle_s = self.adopter.idle_ms(turn.live.unit) / 1000
+        quiet_s = min(idle_s, time.monotonic() - resident.heard)
+        if resident.doubtful and quiet_s >= min(DOUBT_S, mind.idle_end):
+            return turns.Ending("done", "the mind said that it is done, and has been quiet since")
+        if self.adopter.deserted(turn.live.unit) and quiet_s >= min(GONE_S, mind.idle_end):
+            return turns.Ending("gone", "its processes are gone")
+        if quiet_s >= mind.idle_end:
+            return turns.Ending("idle", f"the mind has been idle for {mind.idle_end:g} s and sent no done")
+        return None
+
+    # -- minds that are down
+
+    def down(self, mind: str, now: int) -> str | None:
+        """Why the mind is not offered anything now; None if it may be."""
+        known = self._down.get(mind)
+        return f"{mind} is down: {known.text}" if known is not None and known.until > now else None
+
+    def next_up(self, now: int) -> int | None:
+        """When the next mind that is down is tried again, in ms."""
+        return min((down.until for down in self._down.values() if down.until > now), default=None)
+
+    def retried(self, now: int) -> list[str]:
+        """Minds whose pause is over."""
+        return [mind for mind, down in self._down.items() if down.until <= now]
+
+    def _note_down(self, mind: str, text: str) -> int:
+        """The pause in ms."""
+        tries = self._down[mind].tries + 1 if mind in self._down else 0
+        pause = min(DOWN_MS[0] << min(tries, 16), DOWN_MS[1])
+        self._down[mind] = Down(text, now_ms() + pause, tries)
+        return pause
+
+    def up(self, mind: str) -> None:
+        """The mind's unit was started: try it now."""
+        if self._down.pop(mind, None) is not None:
+            self._manager.reopen(mind)

@@ -1,0 +1,119 @@
+"""One turn on its way up: its row is read and marked, its scope brought up, its command run or posted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hostguard import deliveries, payload, turns
+from hostguard.events import Event
+from hostguard.live import Phase, Turn
+from hostguard.model import Delivery, Kind, LiveTurn, Mind, Row
+from hostguard.queue import Unavailable
+from hostguard.units import turn_unit
+
+if TYPE_CHECKING:
+    from hostguard.manager import Manager
+
+log = logging.getLogger(__name__)
+
+
+class Starter:
+    """Starts the rows that the gate lets through."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def begin(self, row: Row, now: int) -> bool:
+        """Take a slot for the row, and start it. False if a unit of its name is live already."""
+        manager = self._manager
+        live = manager.runner.live
+        turn_id = turns.turn_id(row.id, manager.ledger.attempts(row.id))
+        unit = turn_unit(row.mind, turn_id)
+        if unit in live.turns:
+            log.warning("%s is live already, and not by us: row %d waits for it", unit, row.id)
+            return False
+        manager.backlog.remove(row.id, row.mind, row.session)
+        mind = manager.policy.config.minds[row.mind]
+        takes_input = mind.url is not None and row.kind is not Kind.RUN and not own_session(row.session)
+        turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id, takes_input), now, Phase.STARTING)
+        live.add(turn)
+        manager.keep(asyncio.create_task(self._start(turn, row)))
+        return True
+
+    async def _start(self, turn: Turn, row: Row) -> None:
+        try:
+            await self._bring_up(turn, row)
+        except Exception as error:
+            log.exception("turn %s could not be started", turn.live.id)
+            if turn.phase is not Phase.STARTING:
+                return  # it runs, and its end is seen
+            if turn.delivery is None:
+                self._manager.read_again(row)
+            ending = turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
+            self._manager.runner.give_up(turn, ending)
+
+    async def _bring_up(self, turn: Turn, row: Row) -> None:
+        manager, runner, ledger = self._manager, self._manager.runner, self._manager.ledger
+        try:
+            found = await manager.queue.read(lambda db: deliveries.with_payload(db, row.id))
+        except Unavailable as error:
+            log.warning("cannot read row %d: %s", row.id, error)
+            manager.read_again(row)
+            runner.give_up(turn, turns.Ending("dismissed", "the queue cannot be read", back=True))
+            return
+        mind = manager.policy.config.minds.get(row.mind)
+        # DELIVERING: it was given back a moment ago, and that is not stored yet.
+        if found is None or found[0].state.final:
+            log.warning("row %d is not queued any more; its turn is not started", row.id)
+            runner.give_up(turn, turns.Ending("dismissed", "the row is gone", back=True))
+            return
+        if mind is None:
+            manager.requeue(row)
+            runner.give_up(turn, turns.Ending("dismissed", "the mind is gone", back=True))
+            return
+        delivery, raw = replace(found[0], attempts=ledger.attempts(row.id)), found[1]
+        turn.delivery = delivery
+        turn.waited = ledger.hold_ends(delivery, turn.since)
+        turn.max_turn = mind.limits.max_turn
+        turn.description = payload.describe(delivery, raw)
+        assert turn.live.id is not None
+        turn_id, since = turn.live.id, turn.since
+        try:
+            if row.kind is not Kind.RUN:
+                turns.begin_record(turn_id)  # before the mark: a marked row without one is of an earlier boot
+        except OSError as error:
+            runner.cannot_start(turn, error)
+            return
+        ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, since), durable=False)
+        if await self._run(turn, mind, delivery, raw):
+            manager.events.emit(
+                Event.STARTED, f"{mind.name}: turn {turn_id} started after {turn.waited.ms} ms",
+                mind=mind.name, session=delivery.session, delivery=row.id, turn=turn_id, unit=turn.live.unit,
+                waited_ms=turn.waited.ms,
+            )  # fmt: skip
+
+    async def _run(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
+        """True once the turn is at work."""
+        manager, runner = self._manager, self._manager.runner
+        if row.kind is Kind.RUN:
+            caller = None if turn.revoked else manager.callers.take(row.id)
+            if caller is None or not caller.alive():
+                reason = "it was paused, or its caller is gone"
+                runner.give_up(turn, turns.Ending("dismissed", reason, back=True))
+                return False
+            if not await runner.start_run(turn, mind.limits, caller.pid):
+                caller.tell({"event": "failed", "detail": "systemd did not start its scope"})
+                return False
+            caller.tell({"event": "start", "turn": turn.live.id, "unit": turn.live.unit})
+            return True
+        if row.kind.delivers and mind.url is not None:
+            return await manager.residents.start(turn, mind, row, raw)
+        return await runner.start_exec(turn, mind, turns.work(mind, row, raw, turn.waited))
+
+
+def own_session(session: str) -> bool:
+    """Whether the session is one of the guard's own, of scripts and files: nothing folds into its turns."""
+    return session.startswith("$")
