@@ -1,0 +1,200 @@
+"""The rig's own resident mind does what shared/volute.md says of one: else its tests prove nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from minds import Minds, OneMind
+
+
+class Daemon:
+    """Answers what the mind tells with `statuses`, then with 200."""
+
+    def __init__(self, port: int) -> None:
+        self.told: list[tuple[float, str, str | None, str | None, Any]] = []
+        self.statuses: list[int] = []
+        daemon = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                session = self.headers["X-Volute-Session"]
+                daemon.told.append(
+                    (time.monotonic(), self.path, self.headers["Authorization"], session, body)
+                )
+                self.send_response(daemon.statuses.pop(0) if daemon.statuses else 200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def wait_told(self, count: int) -> None:
+        end = time.monotonic() + 10
+        while len(self.told) < count:
+            assert time.monotonic() < end, self.told
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def rig() -> Iterator[tuple[Minds, Daemon]]:
+    with Minds() as minds:
+        daemon = Daemon(minds.events_port)
+        try:
+            yield minds, daemon
+        finally:
+            daemon.close()
+
+
+def start(rig: tuple[Minds, Daemon], preset: str = "normal", work: float = 0.2) -> tuple[OneMind, Daemon]:
+    minds, daemon = rig
+    mind = minds.add("m", preset, work=work, service=False)
+    minds.start()
+    return mind, daemon
+
+
+def ask(mind: OneMind, body: Any, path: str = "/message", **headers: str) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", mind.port, timeout=10)
+    try:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(
+            "POST", path, raw, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        return connection.getresponse().status
+    except http.client.HTTPException:
+        return None
+    finally:
+        connection.close()
+
+
+def test_it_answers_at_once_works_and_tells(rig):
+    mind, daemon = start(rig)
+    began = time.monotonic()
+    status = ask(
+        mind, {"content": "a", "session": "s", "interrupt": True}, Idempotency_Key="k", X_Hostguard_Turn="1"
+    )
+    assert status == 200
+    assert time.monotonic() - began < 0.15
+    daemon.wait_told(1)
+    at, path, token, session, body = daemon.told[0]
+    assert at - began > 0.2
+    assert (path, token, session) == ("/api/minds/m/events", "Bearer token-of-m", "s")
+    assert body == {"type": "done", "session": "s"}
+    [line] = mind.log("message")
+    assert (line["content"], line["key"], line["turn"], line["interrupt"]) == ("a", "k", "1", True)
+    begin, end = mind.log("begin", "end")
+    assert begin["pid"] == end["pid"] != line["pid"], "the work is done in a subprocess"
+    assert ask(mind, {"content": "b", "session": "s"}) == 200
+    daemon.wait_told(2)
+    assert {line["pid"] for line in mind.log("begin")} == {begin["pid"]}, "which is kept"
+
+
+def test_bad_requests(rig):
+    mind, _ = start(rig)
+    assert ask(mind, b"{") == 400
+    assert ask(mind, {}, "/other") == 404
+    assert mind.log("message") == []
+
+
+def test_messages_of_a_session_fold_and_one_done_covers_them(rig):
+    mind, daemon = start(rig)
+    for content in "abc":
+        assert ask(mind, {"content": content, "session": "s"}) == 200
+    assert ask(mind, {"content": "d", "session": "t"}) == 200
+    daemon.wait_told(2)
+    time.sleep(0.3)
+    assert sorted(told[4]["session"] for told in daemon.told) == ["s", "t"]
+    assert len(mind.log("end")) == 4
+
+
+def test_an_interrupt_ends_the_work_that_is_under_way(rig):
+    mind, daemon = start(rig, work=5)
+    assert ask(mind, {"content": "a"}) == 200
+    time.sleep(0.3)
+    assert ask(mind, {"content": "b !work=0.1", "interrupt": True}) == 200
+    daemon.wait_told(1)
+    assert [line["id"] for line in mind.log("end")] == [1, 2]
+
+
+def test_done_is_tried_three_times_but_not_after_a_4xx(rig):
+    mind, daemon = start(rig, work=0)
+    daemon.statuses = [500, 503, 500]
+    assert ask(mind, {"content": "a"}) == 200
+    daemon.wait_told(3)
+    times = [told[0] for told in daemon.told]
+    assert times[1] - times[0] > 0.5
+    assert times[2] - times[1] > 1.0
+    daemon.statuses = [403]
+    assert ask(mind, {"content": "b"}) == 200
+    daemon.wait_told(4)
+    time.sleep(0.8)
+    assert len(daemon.told) == 4
+
+
+def test_a_repeated_key_is_answered_and_not_worked_on(rig):
+    minds, _ = rig
+    mind, _daemon = start(rig)
+    for _ in range(2):
+        assert ask(mind, {"content": "a"}, Idempotency_Key="k") == 200
+    minds.stop(mind)
+    minds.start()
+    assert ask(mind, {"content": "a"}, Idempotency_Key="k") == 200
+    assert [line["repeat"] for line in mind.log("message")] == [False, True, True]
+    assert mind.contents() == ["a"]
+
+
+def test_presets_and_control(rig):
+    mind, daemon = start(rig, "silent", work=0.05)
+    assert ask(mind, {"content": "a"}) == 200
+    time.sleep(0.4)
+    assert (len(mind.log("end")), daemon.told) == (1, [])
+    mind.control(preset="all")
+    assert ask(mind, {"content": "a"}) == 200
+    daemon.wait_told(1)
+    assert daemon.told[0][3:] == (None, {"type": "done"})
+    mind.control(preset="normal", refuse=1)
+    assert [ask(mind, {"content": "a"}) for _ in range(2)] == [500, 200]
+    mind.control(close=1)
+    assert [ask(mind, {"content": "b"}) for _ in range(2)] == [None, 200]
+    mind.control(lose=1)
+    assert [ask(mind, {"content": "c"}, Idempotency_Key="c") for _ in range(2)] == [None, 200]
+    assert mind.contents() == ["a", "a", "a", "b", "c"]
+    mind.control(delay=0.5)
+    began = time.monotonic()
+    assert ask(mind, {"content": "d"}) == 200
+    assert time.monotonic() - began > 0.5
+
+
+def test_it_dies_in_the_middle_of_the_work(rig):
+    mind, daemon = start(rig)
+    assert ask(mind, {"content": "!die"}) == 200
+    assert mind.process is not None
+    assert mind.process.wait(5) == 3
+    time.sleep(0.3)
+    assert (len(mind.log("begin")), len(mind.log("end")), daemon.told) == (1, 0, []), (
+        "its subprocess goes, too"
+    )
+
+
+def test_it_writes_from_subprocesses(rig):
+    mind, daemon = start(rig, "spawns")
+    assert ask(mind, {"content": "a"}) == 200
+    daemon.wait_told(1)
+    written = [path.stat().st_size for path in mind.log_path.parent.glob("m.log.m.*")]
+    assert len(written) == 3
+    assert min(written) > 0
