@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hostguard import control, deliveries, intake, views
+from hostguard import api_minds, control, deliveries, intake, views
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.config import ConfigError, as_dict
@@ -57,6 +57,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/events", api.events),
         Route("/v1/config", api.config),
         Route("/v1/reload", api.reload, methods=["POST"]),
+        *api_minds.routes(daemon),
     ]
     return Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
 

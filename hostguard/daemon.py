@@ -29,6 +29,7 @@ from hostguard.queue import Queue, QueueError
 from hostguard.recovery import recover
 from hostguard.server import listen, make_server
 from hostguard.systemd import SystemdLost
+from hostguard.volute import Endpoint
 
 log = logging.getLogger("hostguard")
 
@@ -56,6 +57,7 @@ class Daemon:
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
         self.acceptor = Acceptor(self.manager, lambda mind: None, lambda mind: None)
+        self.endpoint = Endpoint(self.manager, self.acceptor)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()
@@ -91,6 +93,7 @@ class Daemon:
 
         server = make_server(make_app(self))
         serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
+        await self.endpoint.start(config)
         self._watch()
         self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
         stopping = asyncio.create_task(self._stop.wait())
@@ -100,6 +103,7 @@ class Daemon:
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
         server.end()
+        await self.endpoint.close()
         await asyncio.wait([serving], timeout=SETTLE_S)
         await self.manager.residents.close()
         await self.manager.settled(SETTLE_S)
@@ -121,6 +125,7 @@ class Daemon:
             self.manager.policy.config = config
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
+            await self.endpoint.reload(config)
             self.events.emit(
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
             )
@@ -131,7 +136,10 @@ class Daemon:
         """The body of GET /v1/status."""
         device = {"path": self.manager.policy.config.device_path, "node": self.device.node,
                   "reason": self.device.reason}  # fmt: skip
-        return views.status(self.manager, self.started_at, os.getpid(), device, self._problems)
+        problems = list(self._problems)
+        if self.endpoint.problem is not None:
+            problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
+        return views.status(self.manager, self.started_at, os.getpid(), device, problems)
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)

@@ -1,0 +1,59 @@
+"""The part of the API that is about one mind, /v1/minds/NAME/..., as hostguard-api(7) describes it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hostguard import control, deliveries, intake
+from hostguard.problems import conflict, unknown
+from hostguard.volute import token_hash, token_key
+from hostguard.web import json_object
+
+if TYPE_CHECKING:
+    from hostguard.daemon import Daemon
+
+TOKEN_BYTES = 32
+BODY_MAX = 64 << 10
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """The routes, for api.make_app."""
+    api = _Minds(daemon)
+    return [Route("/v1/minds/{name}/token", api.token, methods=["POST"])]
+
+
+class _Minds:
+    """The handlers."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._manager = daemon.manager
+
+    async def token(self, request: Request) -> Response:
+        """POST /v1/minds/NAME/token: a new token; an older one ends."""
+        name = self._mind(request)
+        intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
+        if self._manager.policy.config.minds[name].token is not None:
+            raise conflict(
+                f"the token of {name} is set in the configuration, which wins: change minds.{name}.token, or"
+                " take it out"
+            )
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        key, digest = token_key(name), token_hash(token)
+
+        def stored(_: Any) -> None:
+            self._manager.policy.set(key, digest)
+
+        await control.store(self._manager, lambda db: deliveries.set_setting(db, key, digest), stored)
+        return JSONResponse({"mind": name, "token": token}, headers={"Cache-Control": "no-store"})
+
+    def _mind(self, request: Request) -> str:
+        name, minds = str(request.path_params["name"]), self._manager.policy.config.minds
+        if name not in minds:
+            raise unknown("mind", name, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")
+        return name
