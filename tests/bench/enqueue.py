@@ -97,9 +97,9 @@ def measure_queue(folder: str, callers: int) -> float:
     async def measure() -> float:
         queue = Queue(Path(folder, "alone.db"))
         await queue.open()
-        big = deliveries.New(["bench"], "main", LOG_FULL, int(time.time() * 1000))
+        big = deliveries.New([Target("bench", "main")], LOG_FULL, int(time.time() * 1000))
         await queue.write(lambda db: deliveries.enqueue(db, big))
-        new = deliveries.New(["bench"], "main", PAYLOAD, int(time.time() * 1000))
+        new = deliveries.New([Target("bench", "main")], PAYLOAD, int(time.time() * 1000))
         end = time.perf_counter() + SECONDS
 
         async def caller() -> int:

@@ -3,12 +3,18 @@
 import asyncio
 
 from hostguard import deliveries
+from hostguard.accept import Acceptor
 from hostguard.deliveries import New
+from hostguard.model import Kind, Target
 from hostguard.queue import Queue
 
 
-def message(*minds, key=None, body=b'{"content":"x"}', session="main", **more):
-    return New(minds or ("x",), session, body, 1000, key=key, **more)
+def to(*minds, session="main", **more):
+    return [Target(mind, session, **more) for mind in minds]
+
+
+def message(*minds, key=None, body=b'{"content":"x"}', session="main", kind=Kind.MESSAGE, **more):
+    return New(to(*minds or ("x",), session=session, kind=kind), body, 1000, key=key, **more)
 
 
 def on_queue(path, work):
@@ -23,6 +29,11 @@ def on_queue(path, work):
             await queue.close()
 
     return asyncio.run(main())
+
+
+def acceptor(manager):
+    """Takes messages for minds without routes that do not sleep."""
+    return Acceptor(manager, lambda mind: None, lambda mind: None)
 
 
 def put(queue, new):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from onqueue import acceptor, to
 from test_manager import CONFIG, OK, Played, Silent
 
 from hostguard import control
-from hostguard.accept import Acceptor
 from hostguard.clock import now_ms
 from hostguard.deliveries import New
 from hostguard.events import Events
@@ -43,8 +43,8 @@ def test_a_row_that_is_tried_again_does_not_expire_as_it_would_have_before(tmp_p
     async def work(manager):
         if ended == "cancelled":
             await control.pause(manager, None, True)
-        new = New(["a"], "s", b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
-        (row,) = (await Acceptor(manager).send(new)).rows
+        new = New(to("a"), b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
+        (row,) = (await acceptor(manager).store(new)).rows
         await manager.settled(5)
         if ended == "cancelled":
             await control.cancel(manager, row.id)
@@ -65,8 +65,8 @@ def test_a_row_that_is_tried_again_does_not_expire_as_it_would_have_before(tmp_p
 def test_a_row_that_expires_while_it_waits_is_closed(tmp_path):
     async def work(manager):
         await control.pause(manager, None, True)
-        new = New(["a"], "s", b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
-        (row,) = (await Acceptor(manager).send(new)).rows
+        new = New(to("a"), b'{"content":1}', now_ms(), expires_at=now_ms() + EXPIRES_MS)
+        (row,) = (await acceptor(manager).store(new)).rows
         await asyncio.sleep(EXPIRES_MS / 1000 + 0.1)
         await manager.queue.write(lambda db: None)
         assert (await control.delivery(manager, row.id)).state is State.EXPIRED

@@ -13,9 +13,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from onqueue import acceptor, to
 
 from hostguard import control, deliveries, turns
-from hostguard.accept import Acceptor
 from hostguard.deliveries import New
 from hostguard.events import Events
 from hostguard.journal import Journal
@@ -47,7 +47,7 @@ class Played:
         self.connected = True
         self._over = over
 
-    async def start_exec(self, turn, mind, delivery, payload) -> bool:
+    async def start_exec(self, turn, mind, work) -> bool:
         if turn.revoked:
             self.end(turn, turns.Ending("dismissed", "paused", back=True))
             return False
@@ -95,14 +95,14 @@ class Managed(RuleBasedStateMachine):
             self.manager.policy = Policy(CONFIG, {}, "boot")
             self.manager.runner = Played(self.manager._over)
             self.manager.ready = True
-            self.acceptor = Acceptor(self.manager)
+            self.acceptor = acceptor(self.manager)
 
         self.loop.run_until_complete(opened())
 
     @rule(minds=st.lists(st.sampled_from(MINDS), min_size=1, unique=True), session=st.sampled_from("sst"))
     def send(self, minds, session) -> None:
-        new = New(minds, session, b'{"content":1}', 1)
-        for row in self.do(self.acceptor.send(new)).rows:
+        new = New(to(*minds, session=session), b'{"content":1}', 1)
+        for row in self.do(self.acceptor.store(new)).rows:
             self.accepted[row.id] = row.mind
 
     @rule(crash=st.booleans(), data=st.data())

@@ -92,7 +92,6 @@ def test_a_refusal_spares_the_others_of_its_batch(tmp_path):
             message("x", "z", key="k"),
             [1, 3],
         ),  # one that got no row then, since its queue was full, gets it now
-        (message("x", "y", key="k", session="s"), KeyReused),
         (message("x", "y", key="k", body=b'{"content":"z"}'), KeyReused),
     ],
 )
@@ -223,7 +222,7 @@ def test_what_was_told_survives_kill_9(tmp_path):
             queue = Queue(pathlib.Path(sys.argv[1]) / "queue.db"); await queue.open()
             async def one():
                 while True:
-                    new = deliveries.New(("x",), "main", b"{}", 1)
+                    new = message("x", body=b"{}")
                     rows, _ = await queue.write(lambda db: deliveries.enqueue(db, new))
                     print(rows[0].id, flush=True)
             await asyncio.gather(*(one() for _ in range(8)))

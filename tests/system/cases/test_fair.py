@@ -10,6 +10,7 @@ from guard import wait_for
 from host import Host
 
 from hostguard import deliveries, paths
+from hostguard.model import Target
 
 MANY = 9644
 
@@ -20,7 +21,7 @@ def test_case_14_one_producer_queues_thousands_of_rows(host: Host) -> None:
     running, other = host.send("@a", "wait_go"), host.send("@c", "wait_go")
     host.wait_started(running, other)
     host.guard.stop()
-    new = deliveries.New(["a"], "main", b'{"content":""}', int(time.time() * 1000))
+    new = deliveries.New([Target("a", "main")], b'{"content":""}', int(time.time() * 1000))
     with closing(sqlite3.connect(paths.DATABASE)) as db, db:  # the last few come the common way
         for _ in range(MANY - 20):
             deliveries.enqueue(db, new)
