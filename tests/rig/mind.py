@@ -9,8 +9,8 @@ Presets say what it does by default:
   spawns   the session's subprocess starts further ones, which write
   all      tells `done` without a session
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
-tell=S (an event each S seconds of work), say=NAME:TEXT (send that to a mind during the work), wait (with say to
-itself: until that has come). POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what
+quit (the session's subprocess leaves after the work, and no done is told), tell=S (an event each S seconds of work),
+say=NAME[/SESSION]:TEXT (send that to a mind before the work), wait=S (at most so long, for a message that folds in). POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what
 comes next: N messages are refused with 500; N connections closed before, or after, the message is taken.
 
 The log has one JSON object a line: what = message (as it came), begin and end (of the work on it), done.
@@ -88,6 +88,8 @@ def child(log_path: str, scratch: str) -> None:
         for writer in writers:
             writer.wait()
         log.write("end", session=job["session"], id=job["id"], cgroup=cgroup(), turn=job["turn"])
+        if job["quit"]:
+            os._exit(0)
         print(job["id"], flush=True)
 
 
@@ -149,8 +151,7 @@ class Session:
             to, _, text = said.partition(":")
             self._mind.send(to, text, self._name)
         if job["wait"]:
-            job["waited"] = self.came.wait(20)
-            self._mind.log.write("waited", session=self._name, came=job["waited"])
+            self._mind.log.write("waited", session=self._name, came=self.came.wait(job["wait"]))
         stop = threading.Event()
         if job["tell"]:
             threading.Thread(target=self._tell, args=(job["tell"], stop), daemon=True).start()
@@ -224,9 +225,10 @@ class Mind:
             "id": count, "session": session, "turn": turn, "interrupt": interrupt,
             "work": float(given.get("work") or self.args.work),
             "die": "die" in given or (preset == "dies" and count % 3 == 0),
-            "silent": "silent" in given or preset == "silent",
+            "quit": "quit" in given,
+            "silent": "silent" in given or "quit" in given or preset == "silent",
             "spawns": "spawns" in given or preset == "spawns",
-            "tell": float(given.get("tell") or 0), "wait": "wait" in given,
+            "tell": float(given.get("tell") or 0), "wait": float(given.get("wait") or 0),
             "say": [given["say"]] if "say" in given else [],
         }  # fmt: skip
 
@@ -244,7 +246,8 @@ class Mind:
                 time.sleep(0.5 * attempt)
 
     def send(self, to: str, text: str, session: str) -> None:
-        body = {"content": text.replace("_", " "), "session": session if to == self.args.name else None}
+        to, _, other = to.partition("/")
+        body = {"content": text.replace("_", " "), "session": other or None}
         status = self.post("message", body, session, to)
         self.log.write("sent", to=to, status=status)
 
