@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -21,6 +21,7 @@ from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager
 from hostguard.model import State
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
+from hostguard.waiters import unit_of
 from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ class Api:
         row = await control.delivery(self.manager, id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
-            with self.manager.ledger.waiters.waiter(id_) as final:
+            with self.manager.ledger.waiters.waiter(id_) as final, self._waiting(request, id_):
                 # Again, now that an end is not missed any more.
                 if not (await control.delivery(self.manager, id_)).state.final:
+                    await control.refuse_deadlock(self.manager, id_)
                     await asyncio.wait([final], timeout=min(_seconds(wait), WAIT_MAX_S))
         found = await control.read(self.manager, lambda db: deliveries.with_payload(db, id_))
         if found is None:
@@ -241,14 +243,28 @@ class Api:
         except BaseException:
             caller.close()
             raise
+        with self._waiting(request, row.id):
+            try:
+                await control.refuse_deadlock(self.manager, row.id)
+            except BaseException:
+                caller.close()
+                self.acceptor.caller_left(row.id, caller)
+                raise
         return StreamingResponse(self._wait_turn(request, row.id, caller), media_type="application/x-ndjson")
+
+    def _waiting(self, request: Request, id_: int) -> AbstractContextManager[None]:
+        """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
+        unit = unit_of(_peer(request)[0])
+        mine = unit if unit in self.manager.runner.live.turns else None
+        return self.manager.ledger.waiters.turn(mine, id_)
 
     async def _wait_turn(self, request: Request, id_: int, caller: Caller) -> AsyncIterator[str]:
         try:
-            async for event in _until_gone(request, caller.events):
-                yield json.dumps(event) + "\n"
-                if event["event"] != "held":
-                    return
+            with self._waiting(request, id_):
+                async for event in _until_gone(request, caller.events):
+                    yield json.dumps(event) + "\n"
+                    if event["event"] != "held":
+                        return
         finally:
             caller.close()
             self.acceptor.caller_left(id_, caller)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from hostguard import deliveries
 from hostguard.clock import now_ms
+from hostguard.deadlock import hopeless
 from hostguard.events import Event
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
-from hostguard.model import Delivery, Kind, State
+from hostguard.model import Delivery, Kind, Reason, State
 from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
 from hostguard.problems import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.queue import Refused, Unavailable
@@ -174,6 +176,38 @@ async def drop(manager: Manager, id_: int) -> Delivery:
         current = await delivery(manager, id_)
         raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
     return await delivery(manager, id_)
+
+
+async def refuse_deadlock(manager: Manager, id_: int) -> None:
+    """Refuse a wait, registered already, that would never end. Raises Problem (conflict)."""
+    waits = manager.ledger.waiters.units
+    if not any(id_ in rows for rows in waits.values()):
+        return
+    blockers: dict[int, Collection[str] | None] = {}
+    for row_id in {row_id for rows in waits.values() for row_id in rows}:
+        row = await read(manager, partial(deliveries.get, id_=row_id))
+        blockers[row_id] = _blockers(manager, row) if row is not None else None
+    if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
+        units = ", ".join(sorted(blockers[id_] or ()))
+        raise conflict(
+            f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
+            " It is accepted all the same: go on without waiting"
+        )
+
+
+def _blockers(manager: Manager, row: Delivery) -> Collection[str] | None:
+    live = manager.runner.live
+    if row.state is State.DELIVERING:
+        turn = live.by_id(row.turn or "")
+        return [turn.live.unit] if turn is not None else None
+    hold = manager.verdict(row.row) if row.state is State.QUEUED else None
+    if hold is None:
+        return None
+    if hold.reason is Reason.GLOBAL_CAP:
+        return list(live.turns)
+    if hold.reason in (Reason.MIND_BUSY, Reason.SESSION_BUSY):
+        return [turn.unit for turn in live.of(row.mind)]
+    return None
 
 
 async def stop(manager: Manager, name: str) -> Turn:

@@ -1,17 +1,20 @@
-"""Callers that wait for a delivery's final state."""
+"""Callers that wait for a delivery's final state, and the turns that they belong to."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Waiters:
-    """Futures by row id."""
+    """Futures by row id; what each turn waits for."""
 
     def __init__(self) -> None:
         self._rows: dict[int, set[asyncio.Future[None]]] = {}
+        self._units: dict[str, Counter[int]] = {}
 
     @contextmanager
     def waiter(self, id_: int) -> Iterator[asyncio.Future[None]]:
@@ -26,8 +29,40 @@ class Waiters:
             if not waiting:
                 self._rows.pop(id_, None)
 
+    @contextmanager
+    def turn(self, unit: str | None, id_: int) -> Iterator[None]:
+        """A process of the turn's scope waits for the row; None: the caller is in no turn."""
+        if unit is None:
+            yield
+            return
+        rows = self._units.setdefault(unit, Counter())
+        rows[id_] += 1
+        try:
+            yield
+        finally:
+            rows[id_] -= 1
+            if not rows[id_]:
+                del rows[id_]
+            if not rows:
+                self._units.pop(unit, None)
+
+    @property
+    def units(self) -> dict[str, set[int]]:
+        """The rows that each waiting turn waits for."""
+        return {unit: set(rows) for unit, rows in self._units.items()}
+
     def tell(self, id_: int) -> None:
         """The row's final state is stored."""
         for future in self._rows.get(id_, ()):
             if not future.done():
                 future.set_result(None)
+
+
+def unit_of(pid: int) -> str | None:
+    """The unit, by its cgroup, that a process is in; None if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line for line in lines if line.startswith("0::")), "")
+    return own.rpartition("/")[2] or None
