@@ -57,7 +57,7 @@ class Daemon:
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
         self.acceptor = Acceptor(self.manager, lambda mind: None, lambda mind: None)
-        self.endpoint = Endpoint(self.manager, self.acceptor)
+        self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 
 
 class Notifier:
@@ -22,6 +23,18 @@ class Notifier:
         if self._address:
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(lines).encode(), self._address)
+
+    def keep(self, name: str, sock: socket.socket) -> None:
+        """Have the service manager hold the socket while we restart: it comes back under this name."""
+        if self._address:
+            lines, fd = f"FDSTORE=1\nFDNAME={name}".encode(), struct.pack("i", sock.fileno())
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)]
+            with contextlib.suppress(OSError):
+                self._socket.sendmsg([lines], rights, 0, self._address)
+
+    def forget(self, name: str) -> None:
+        """Have the service manager close what it holds under this name."""
+        self.send("FDSTOREREMOVE=1", f"FDNAME={name}")
 
     def status(self, text: str) -> None:
         """The line that `systemctl status` shows."""

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
+SOCKET_UNIT = "hostguard.socket"
 # Of the 1024 descriptors that a service has by default the rest is for turns, which must start and end.
 CONNECTIONS_MAX = 600
 MINDS_CONNECTIONS_MAX = 100
@@ -121,14 +122,24 @@ def make_server(app: Any, protocol: type[H11Protocol] = PeerProtocol) -> Server:
     return Server(config)
 
 
+def handed_over(name: str) -> socket.socket | None:
+    """The socket of this name that systemd gave us at our start, to be taken once: sd_listen_fds(3)."""
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or name not in names:
+        return None
+    fd = FIRST_FD + names.index(name)
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
+
+
 def listen(path: Path) -> socket.socket:
     """The socket that systemd handed us, or a new one at `path`, for root and the group.
 
     Raises OSError.
     """
-    if os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) > 0:
-        os.set_inheritable(FIRST_FD, False)
-        return socket.socket(fileno=FIRST_FD)
+    given = handed_over(SOCKET_UNIT)
+    if given is not None:
+        return given
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path.unlink(missing_ok=True)  # safe: we hold the gate lock, so it is nobody else's
     before = os.umask(0o177)

@@ -14,9 +14,11 @@ import pytest
 
 from hostguard import server, volute
 from hostguard.model import Config, Mind
+from hostguard.notify import Notifier
 from hostguard.policy import Policy
 from hostguard.problems import unavailable
 
+NOTIFIER = Notifier()  # of no service: it says nothing
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
 
 
@@ -93,7 +95,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
         policy = Policy(config, {volute.token_key("bob"): volute.token_hash(TOKENS["bob"])}, "")
         heard, accepting = Heard(), Accepting()
         manager: Any = SimpleNamespace(policy=policy, residents=heard)
-        endpoint = volute.Endpoint(manager, accepting)  # type: ignore[arg-type]
+        endpoint = volute.Endpoint(manager, accepting, NOTIFIER)  # type: ignore[arg-type]
         await endpoint.start(config)
         try:
             base = f"http://127.0.0.1:{port}"
