@@ -75,7 +75,7 @@ class Acceptor:
     async def _store(self, new: New, caller: Caller | None, also: Op | None) -> Accepted:
         manager = self._manager
         most, minds = manager.policy.config.rows_per_mind, [target.mind for target in new.targets]
-        full = {m for m in minds if manager.backlog.total(m) + self._pending[m] >= most}
+        full = {m for m in minds if manager.waiting(m) + self._pending[m] >= most}
         self._pending.update(minds)
         floor = manager.ledger.floor
 

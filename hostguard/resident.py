@@ -152,14 +152,19 @@ class Residents:
     def feed(self, turn: Turn) -> None:
         """Post what waits for the turn's session into it."""
         resident = turn.resident
-        if resident is not None and resident.posted and resident.feeding is None and turn.live.takes_input:
+        ready = resident is not None and resident.posted and resident.feeding is None
+        if resident is not None and ready and turn.live.takes_input and not self._manager.closing:
             resident.feeding = asyncio.create_task(self._feed(turn, resident))
             self._manager.keep(resident.feeding)
 
     async def _feed(self, turn: Turn, resident: Resident) -> None:
         backlog, live = self._manager.backlog, turn.live
         try:
-            while turn.live.takes_input and (row := backlog.first_in(live.mind, live.session or "")):
+            while (
+                turn.live.takes_input
+                and not self._manager.closing
+                and (row := backlog.first_in(live.mind, live.session or ""))
+            ):
                 mind = self._manager.policy.config.minds.get(live.mind)
                 if mind is None or mind.url is None:
                     break
