@@ -20,7 +20,7 @@ def cron_fault(text: str) -> str | None:
     if len(text.split()) != 5:
         return 'it has five fields, "minute hour day month weekday", such as "*/15 8-18 * * mon-fri"'
     # croniter has more: H and R are random, and not the same after a restart.
-    if not re.fullmatch(r"[0-9A-Za-z*/,#\s-]+", text) or re.search(r"(?i)(?<![a-z])[hr](?![a-z])", text):
+    if not re.fullmatch(r"[0-9A-Za-z*/,# \t-]+", text) or re.search(r"(?i)(?<![a-z])[hr](?![a-z])", text):
         return "a field holds numbers, names such as mon or jan, and * / , - # only"
     try:
         croniter(text, datetime(2000, 1, 1)).get_next(datetime)
