@@ -37,6 +37,7 @@ class Runner:
         self.device: str | None = None  # block device node for per-device limits
         self._on_up = on_up
         self._on_over = on_over
+        self.on_unit: Callable[[str], None] = lambda unit: None
         self.spawner = Spawner()
         self._watch = cgroups.Watch(self._emptied)
         self._leaving: set[str] = set()  # over for us; systemd has not said so yet
@@ -311,6 +312,10 @@ class Runner:
         turn = self.live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
+
+    def unit_started(self, unit: str) -> None:
+        """A mind's own service was started (or stopped: a job tells not which, and trying does no harm)."""
+        self.on_unit(unit)
 
     async def _refresh(self) -> None:
         with suppress(SystemdLost, SystemdError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard import journal, turns
-from hostguard.model import Delivery, Mind
+from hostguard.model import Mind
 from hostguard.units import turn_unit
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,9 @@ class Stub:
         """Whether the process lives."""
         return not exited(self.pidfd)
 
-    def release(
-        self, spec: dict[str, Any], payload: bytes, record: Path, output: socket.socket | None
-    ) -> None:
+    def release(self, spec: dict[str, Any], stdin: bytes, record: Path, output: socket.socket | None) -> None:
         """Let it run. Raises OSError: it runs nothing then."""
-        fds = [_memory("spec", json.dumps(spec).encode()), _memory("payload", payload)]
+        fds = [_memory("spec", json.dumps(spec).encode()), _memory("payload", stdin)]
         try:
             fds.append(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
             # The guard's own stream serves as well: journald goes by the process that writes.
@@ -51,6 +49,17 @@ class Stub:
         finally:
             for fd in fds:
                 os.close(fd)
+            self._channel.close()
+
+    def anchor(self, record: Path) -> None:
+        """Have it wait for ever, whatever becomes of the guard. Raises OSError: it leaves then."""
+        try:
+            fd = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                socket.send_fds(self._channel, [b"a"], [fd])
+            finally:
+                os.close(fd)
+        finally:
             self._channel.close()
 
     def dismiss(self) -> None:
@@ -159,13 +168,12 @@ def _memory(name: str, content: bytes) -> int:
     return fd
 
 
-def release(
-    stub: Stub, mind: Mind, delivery: Delivery, payload: bytes, turn: str, held_ms: int, cgroup: Path
-) -> None:
-    """Let the stub run the turn of an exec mind. Raises OSError: it runs nothing then."""
+def release(stub: Stub, mind: Mind, work: turns.Work, turn: str, cgroup: Path) -> None:
+    """Let the stub run a command as the mind's user. Raises OSError: it runs nothing then."""
     spec = {
-        "argv": mind.command,
-        "env": turns.environment(mind, delivery, turn, held_ms),
+        "argv": work.argv,
+        "env": dict(work.environment),
+        "capture": work.capture,
         "cwd": mind.directory,
         "uid": mind.uid,
         "gid": mind.gid,
@@ -174,7 +182,12 @@ def release(
     }
     output = journal.stream(mind.name, turn_unit(mind.name, turn))
     try:
-        stub.release(spec, payload, turns.record_path(turn), output)
+        stub.release(spec, work.stdin, turns.record_path(turn), output)
     finally:
         if output is not None:
             output.close()
+
+
+def anchor(stub: Stub, turn: str) -> None:
+    """Let the stub hold the scope of a resident mind's turn. Raises OSError: it leaves then."""
+    stub.anchor(turns.record_path(turn))

@@ -4,7 +4,8 @@ A fork server, started with the guard, keeps stubs ready: forking it takes a fra
 guard would, and nothing of it happens on the guard's event loop. A stub waits until its scope is up; the
 guard's word is one message with four descriptors: what to run, its stdin, the exit record, its output.
 Then it becomes the mind's user, runs the command, and records how it ended, whether or not the guard
-still lives. If the guard dies before the word, the stub leaves without having run anything.
+still lives. For a turn that is posted to a resident mind the stub is the scope's anchor: it only waits,
+until it is killed. If the guard dies before the word, the stub leaves without having run anything.
 The record's format is read by turns.parse_record.
 """
 
@@ -13,11 +14,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from typing import Any, NoReturn
 
+NOBODY = 65534
+TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 
 
@@ -42,20 +46,36 @@ def stub(channel: socket.socket) -> NoReturn:
         os.setsid()
         channel.send(str(os.getpid()).encode())
         word, fds, _, _ = socket.recv_fds(channel, 1, 4)
-        if word and len(fds) == 4:
-            channel.close()
-            for fd in fds:
-                os.set_inheritable(fd, False)  # recv_fds heeds no MSG_CMSG_CLOEXEC
+        channel.close()
+        for fd in fds:
+            os.set_inheritable(fd, False)  # recv_fds heeds no MSG_CMSG_CLOEXEC
+        if word == b"g" and len(fds) == 4:
             run(*fds)
+        elif word == b"a" and fds:
+            anchor(fds[0])
     finally:
         os._exit(0)
+
+
+def anchor(record: int) -> None:
+    """Be in the scope, as nobody, and nothing else."""
+    os.write(record, f"started\nanchor {os.getpid()}\n".encode())
+    os.close(record)
+    _become({"groups": [], "gid": NOBODY, "uid": NOBODY, "cwd": "/"})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        signal.pause()
 
 
 def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     """Run the command of the spec, as its user, and write the record."""
     with open(spec_fd, "rb") as file:
         spec = json.load(file)
+    captured = None
     try:
+        if spec["capture"]:
+            os.close(output)
+            captured, output = os.pipe()
         _become(spec)
         os.write(record, b"started\n")
         pid = os.posix_spawn(
@@ -75,10 +95,34 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
         os.close(fd)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # outlive them, to record how the command took them
+    said = b"" if captured is None else capture(captured, pid, spec["capture"])
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     text = f"signal {-code}\n" if code < 0 else f"exit {code}\n"
-    os.write(record, (text + account(spec["cgroup"])).encode())
+    end = b"" if captured is None else b"\noutput\n" + said
+    os.write(record, (text + account(spec["cgroup"])).encode() + end)
+
+
+def capture(pipe: int, pid: int, most: int) -> bytes:
+    """The first `most` bytes of what the command, and what it started, printed until its end."""
+    said = b""
+    ended = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    poller.register(ended, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poller.poll(TAIL_S * 1000 if ended < 0 else None)]
+        if pipe in ready:
+            part = os.read(pipe, 1 << 16)
+            said = (said + part)[:most]
+            if not part:
+                return said
+        elif ended in ready:
+            poller.unregister(ended)
+            os.close(ended)
+            ended = -1
+        else:
+            return said
 
 
 def _become(spec: dict[str, Any]) -> None:

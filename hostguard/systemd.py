@@ -26,6 +26,7 @@ PATH = "/org/freedesktop/systemd1"
 MANAGER = "org.freedesktop.systemd1.Manager"
 DBUS = "org.freedesktop.DBus"
 CALL_S = 25.0  # sd-bus's own default time-out of a call
+START_UNIT_S = 120.0  # systemd's own default time-out of a start is 90 s
 START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
 # Errors that say nothing about whether the call took effect: org.freedesktop.DBus.Error...
 UNKNOWN_OUTCOME = {
@@ -74,6 +75,9 @@ class Listener(Protocol):
     def scope_job(self, unit: str) -> None:
         """Somebody asked systemd to stop the turn's scope."""
 
+    def unit_started(self, unit: str) -> None:
+        """A service that is followed was started."""
+
 
 def unit_path(unit: str) -> str:
     """The object path of a unit, as systemd escapes it: _XX for what is no ASCII letter or digit."""
@@ -101,6 +105,7 @@ class Systemd:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._bus: MessageBus | None = None
+        self.followed: frozenset[str] = frozenset()  # services, beside our scopes, whose start is told
         self._jobs: dict[str, asyncio.Future[str]] = {}  # unit -> result of its start job
         self.control_group = ""  # that systemd's own tree hangs from; known once connected
         self._listing = asyncio.Lock()
@@ -141,6 +146,34 @@ class Systemd:
             raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
         if self._listing.locked():
             self._meanwhile[unit] = True
+
+    async def start_unit(self, unit: str) -> None:
+        """Start a service and wait for it. Raises SystemdError, SystemdLost."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._jobs[unit] = future
+        try:
+            await self._call("StartUnit", "ss", [unit, "replace"])
+            result = await asyncio.wait_for(future, START_UNIT_S)
+        except TimeoutError:
+            raise SystemdLost(f"the start job of {unit} did not end within {START_UNIT_S:.0f} s") from None
+        finally:
+            self._jobs.pop(unit, None)
+        if result != "done":
+            raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
+
+    async def main_pid(self, unit: str) -> int:
+        """The main process of a service; 0 = it has none. Raises SystemdError, SystemdLost."""
+        path = await self._call("LoadUnit", "s", [unit])
+        interface = "org.freedesktop.systemd1.Service"
+        found = await self._call("Get", "ss", [interface, "MainPID"], f"{DBUS}.Properties", path[0])
+        return int(found[0].value)
+
+    async def attach(self, unit: str, pids: Sequence[int]) -> None:
+        """Move processes into a unit that is delegated. Raises SystemdError, SystemdLost.
+
+        If one of them is gone systemd may have moved none, or only some.
+        """
+        await self._call("AttachProcessesToUnit", "ssau", [unit, "", list(pids)])
 
     async def stop_unit(self, unit: str) -> None:
         """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out.
@@ -276,6 +309,8 @@ class Systemd:
             if future is not None:
                 if not future.done():
                     future.set_result(result)
+            elif unit in self.followed and result == "done":
+                self._listener.unit_started(unit)
             elif unit.endswith(".scope") and result == "done":
                 self._spawn(self._look_at(unit))  # a start: its processes are in it now
         elif message.member == "JobNew":

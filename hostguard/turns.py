@@ -17,6 +17,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
 
+RECORD_MAX = 128 << 10  # bytes of a record that are read
 OUTPUT = "output"  # the line of a record after which a script's output stands
 OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
 FILE_SESSION = "$file:"  # followed by the path: what goes into one file goes in order
@@ -125,7 +126,8 @@ class Record:
 def read_record(turn: str) -> Record | None:
     """The turn's record; None if there is none (the host was restarted)."""
     try:
-        text = record_path(turn).read_text(errors="replace")
+        with record_path(turn).open("rb") as file:
+            text = file.read(RECORD_MAX).decode(errors="replace")
     except FileNotFoundError:
         return None
     return parse_record(text)

@@ -57,12 +57,17 @@ def slice_mind(name: str) -> str | None:
 
 
 def scope_properties(
-    mind: str, description: str, limits: Limits, device: str | None, pids: Sequence[int]
+    mind: str,
+    description: str,
+    limits: Limits,
+    device: str | None,
+    pids: Sequence[int],
+    delegate: bool = False,
 ) -> list[Property]:
     """Properties for StartTransientUnit as (name, D-Bus signature, value).
 
     `device` is the block device node that per-device limits go to; without one they are left out.
-    Bandwidths are bytes/s, RuntimeMaxUSec is µs.
+    Bandwidths are bytes/s, RuntimeMaxUSec is µs. With `delegate` more processes can be attached later.
     """
     props: list[Property] = [
         ("Description", "s", description),
@@ -92,6 +97,8 @@ def scope_properties(
         ):
             if value is not None:
                 props.append((name, "a(st)", [(device, value)]))
+    if delegate:
+        props.append(("Delegate", "b", True))
     if limits.max_turn is not None:
         props.append(("RuntimeMaxUSec", "t", int(limits.max_turn * 1_000_000)))
     return props
