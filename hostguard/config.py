@@ -12,12 +12,13 @@ import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hostguard import paths
 from hostguard.keys import KEYS, NAME_FAULTS, UNLIMITED, Key
-from hostguard.model import Config, Limits, Mind
+from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 
 FILE_MAX = 1 << 20  # bytes
 HIDDEN = "(hidden)"
@@ -129,6 +130,8 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
         "device": {"path": config.device_path},
         "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
         "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
+        "schedules": {name: schedule_dict(schedule) for name, schedule in config.schedules.items()},
+        "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
     }
 
 
@@ -267,6 +270,8 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
             reading.refuse(("channels", name), "minds is missing: a list of names of configured minds")
     return Config(
         **values.get("limits", {}),
+        schedules=_schedules(values.get("schedules", {}), minds, reading),
+        events_listen=values.get("events", {}).get("listen"),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
         minds=minds,
@@ -275,8 +280,47 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
     )
 
 
+def _schedules(tables: dict[str, Any], minds: Mapping[str, Mind], reading: _Reading) -> dict[str, Schedule]:
+    schedules = {}
+    for name, table in tables.items():
+        place = ("schedules", name)
+        fault = schedule_fault(table, minds)
+        if fault is not None:
+            reading.refuse(place, fault)
+        else:
+            schedules[name] = Schedule(name, **table)
+    return schedules
+
+
+def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str | None:
+    """What is wrong with a schedule whose keys are right, each by itself; None if nothing is."""
+    mind = minds.get(table.get("mind", ""))
+    if mind is None:
+        return f"mind must name a configured mind: {', '.join(sorted(minds)) or 'there is none'}"
+    if ("cron" in table) == ("at" in table):
+        return "it has either cron or at"
+    if ("message" in table) == ("script" in table):
+        return "it has either message or script"
+    if "script" in table and not mind.user:
+        return f"{mind.name} has no user, who runs the script"
+    if "message" in table and not (mind.command or mind.url):
+        return f"{mind.name} has no command and no url: it takes no messages"
+    return None
+
+
 def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: _Reading) -> Mind:
-    own = {key: value for key, value in table.items() if key not in ("user", "turn")}
+    own = {key: value for key, value in table.items() if key not in ("user", "turn", "wake_on")}
+    own["wake_on"] = WakeOn(**table.get("wake_on", {}))
+    place = ("minds", name)
+    if "command" in table and "url" in table:
+        reading.refuse((*place, "url"), "a mind has a command or a url, not both")
+    for key in ("unit", "idle_end"):
+        if key in table and "url" not in table:
+            reading.refuse((*place, key), "only a mind with a url has it")
+    if "routes" in table and "user" not in table:
+        reading.refuse(
+            (*place, "routes"), "a mind with routes needs a user, who writes the files that routes name"
+        )
     limits = Limits(**{**turn, **table.get("turn", {})})
     user = table.get("user")
     if user is None:
@@ -314,8 +358,16 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any]:
     own = {key: value for key, value in _limits(mind.limits).items() if value != turn.get(key)}
+    default = Mind(mind.name)
     shown = {
         "command": list(mind.command),
+        "url": mind.url,
+        "unit": mind.unit,
+        "routes": mind.routes,
+        "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
+        "idle_end": mind.idle_end if mind.url else None,
+        "sleep_after": mind.sleep_after if mind.sleep_after != default.sleep_after else None,
+        "wake_on": _wake_dict(mind.wake_on),
         "user": mind.user,
         "directory": mind.directory,
         "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
@@ -323,3 +375,26 @@ def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any
         "turn": own,
     }
     return {key: value for key, value in shown.items() if value not in ("", None, [], {})}
+
+
+def _wake_dict(wake: WakeOn) -> dict[str, Any]:
+    given = {item.name: getattr(wake, item.name) for item in fields(wake)}
+    default = WakeOn()
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if value != getattr(default, name)
+    }
+
+
+def schedule_dict(schedule: Schedule) -> dict[str, Any]:
+    """A schedule in a file's own shape: what is set, without the name."""
+    shown = {item.name: getattr(schedule, item.name) for item in fields(schedule) if item.name != "name"}
+    if schedule.at is not None:
+        shown["at"] = datetime.fromtimestamp(schedule.at / 1000).astimezone().isoformat()
+    return {name: value for name, value in shown.items() if value not in ("", None)}
+
+
+def _address(listen: tuple[str, int]) -> str:
+    host, port = listen
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

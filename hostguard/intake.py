@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.deliveries import New
+from hostguard.keys import SESSION_MAX
 from hostguard.model import Config, Kind, Target
 from hostguard.problems import Problem, bad_request, conflict, too_large, unknown
 
 T = TypeVar("T")
 
 # Limits of the text fields, in characters. They go into the environment of a turn and into the journal.
-SESSION_MAX = 100  # the length that Volute cuts sessions to
 SENDER_MAX = 200
 KEY_MAX = 200
 DESCRIPTION_MAX = 200

@@ -6,16 +6,21 @@ with a detail if one helps, for anything else. In a key's name `*` stands for a 
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
+import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 UNLIMITED = "unlimited"
 MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
 CHANNEL_NAME_MAX = 64  # characters
 CHANNEL_MINDS_MAX = 1000
+SESSION_MAX = 100  # characters: Volute cuts sessions to these
 DAY = 86_400
 _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": DAY}
@@ -61,6 +66,13 @@ def channel_name_fault(name: str) -> str | None:
     if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
         return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
     return _space_fault(name)
+
+
+def schedule_name_fault(name: str) -> str | None:
+    """What is wrong with a schedule's name, or None."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        return "a schedule's name has 1 to 64 letters, digits, ., _ or -"
+    return None
 
 
 def _space_fault(name: str) -> str | None:
@@ -166,6 +178,104 @@ def _device(value: Any) -> str:
     return value if value in ("auto", "none") else _absolute(value)
 
 
+def _url(value: Any) -> str:
+    parts = urlsplit(_text(value))
+    if parts.scheme != "http" or not parts.hostname or parts.username is not None:
+        raise ValueError
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("it has a path: the guard adds /message itself")
+    if parts.port is None:  # raises ValueError by itself for one that is no port
+        raise ValueError("it has no port")
+    return f"http://{parts.netloc}"
+
+
+def _unit(value: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9:_.\\@-]{1,247}\.service", _text(value)):
+        raise ValueError
+    return str(value)
+
+
+def _token(value: Any) -> str:
+    match = re.fullmatch(r"sha256:([0-9a-f]{64})", _text(value))
+    if match is None:
+        raise ValueError  # it may be the token itself: no detail shows it
+    return match[1]
+
+
+def _listen(value: Any) -> tuple[str, int]:
+    match = re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\]):([0-9]{1,5})", _text(value))
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError
+    return ("127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")), int(match[2])
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    return () if value == [] else _texts(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _one_of(*words: str) -> Key:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Key(parse, f"one of {', '.join(json.dumps(word) for word in words)}")
+
+
+def _at(value: Any) -> int:
+    """ms since the epoch; a time without a zone is the host's."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        raise ValueError
+    return int(value.timestamp() * 1000)
+
+
+def _cron(value: Any) -> str:
+    from hostguard.schedule import cron_fault  # croniter is only needed where there is a schedule
+
+    if fault := cron_fault(_text(value)):
+        raise ValueError(fault)
+    return str(value)
+
+
+def _zone(value: Any) -> str:
+    try:
+        zoneinfo.ZoneInfo(_text(value))
+    except (zoneinfo.ZoneInfoNotFoundError, OSError):
+        raise ValueError("this host does not know it") from None
+    return str(value)
+
+
+def _session(value: Any) -> str:
+    name = _text(value)
+    if len(name) > SESSION_MAX or not name.isprintable() or (name.startswith("$") and name != "$new"):
+        raise ValueError
+    return name
+
+
+SCHEDULE = {
+    "mind": Key(_text, "the name of a configured mind"),
+    "cron": Key(_cron, 'minute hour day month weekday, such as "*/15 8-18 * * mon-fri"'),
+    "at": Key(
+        _at, "a date and time, such as 2026-12-24T18:00:00+01:00; without a zone it is the host's time"
+    ),
+    "message": Key(_text, "a string"),
+    "script": Key(_text, "a string: a command line for the shell of the mind's user"),
+    "session": Key(_session, f'a session\'s name of at most {SESSION_MAX} characters, or "$new"'),
+    "timezone": Key(_zone, 'the name of a time zone, such as "Europe/Berlin"'),
+    "catch_up": _one_of("skip", "once", "all"),
+    "catch_up_window": _time(0, 30 * DAY, "0 seconds to 30 days"),
+    "while_sleeping": _one_of("skip", "queue", "trigger-wake"),
+    "enabled": Key(_flag, "true or false"),
+}
+
 _COUNT = _whole(0, 1_000_000)
 _BANDWIDTH = _or_unlimited(_sized("bytes per second", 1000, "1"))
 _IOPS = _or_unlimited(_whole(1, 2**32 - 1))  # the kernel keeps io.max's IOPS in 32 bits
@@ -192,15 +302,30 @@ KEYS: dict[str, Key] = {
     **{f"turn.{name}": key for name, key in _TURN.items()},
     "device.path": Key(_device, '"auto", "none", or an absolute path'),
     "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
+    "minds.*.url": Key(_url, 'the address of its server, as "http://127.0.0.1:4100"'),
+    "minds.*.unit": Key(
+        _unit, 'the name of the service that runs its server, as "hostguard-mind@alice.service"'
+    ),
+    "minds.*.routes": Key(_absolute, "the absolute path of its routes.json"),
+    "minds.*.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256'),
+    "minds.*.idle_end": _time(1, 30 * DAY, "1 second to 30 days"),
+    "minds.*.sleep_after": _time(0, 30 * DAY, "0 seconds to 30 days"),
+    "minds.*.wake_on.dm": Key(_flag, "true or false"),
+    "minds.*.wake_on.mention": Key(_flag, "true or false"),
+    "minds.*.wake_on.channels": Key(_globs, "a list of patterns, in which * stands for any characters"),
+    "minds.*.wake_on.senders": Key(_globs, "a list of patterns, in which * stands for any characters"),
     "minds.*.user": Key(_text, "the name of a user of this host"),
     "minds.*.directory": Key(_absolute, "an absolute path"),
     "minds.*.environment": Key(_environment, "a table of strings"),
     "minds.*.concurrent_turns": _COUNT,
     **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
+    "events.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4200"'),
+    **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
     "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
 }
 
 NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
     "minds": mind_name_fault,
     "channels": channel_name_fault,
+    "schedules": schedule_name_fault,
 }

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hostguard.globs import matches, says
+from hostguard.keys import SESSION_MAX
 from hostguard.sleep import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
 RULES_MAX = 1_000  # rules, and patterns of sessions
-SESSION_MAX = 100  # characters, as Volute cuts them
 # Volute's own defaults.
 DEBOUNCE_S = 5.0
 MAX_WAIT_S = 120.0
