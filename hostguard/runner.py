@@ -86,7 +86,7 @@ class Runner:
         try:
             turn.stub = stub = await self.spawner.take()
         except OSError as error:
-            self.cannot_start(turn, error)
+            self._cannot_start(turn, error)
             return False
         turn.pid = stub.pid
         turn.begun = time.monotonic()
@@ -104,7 +104,17 @@ class Runner:
         stub.dismiss()  # its end follows: a turn that never ran
         return False
 
-    def cannot_start(self, turn: Turn, error: OSError) -> None:
+    def begin_record(self, turn: Turn) -> bool:
+        """Make the record of a turn that is about to start. False if that is not possible: the turn is over."""
+        assert turn.live.id is not None
+        try:
+            turns.begin_record(turn.live.id)
+        except OSError as error:
+            self._cannot_start(turn, error)
+            return False
+        return True
+
+    def _cannot_start(self, turn: Turn, error: OSError) -> None:
         """Free the slot of a turn that the host, not its mind, keeps from starting; it is tried again."""
         reason = f"the guard cannot start a process: {error}"
         log.error("%s: %s", turn.live.unit, reason)

@@ -81,11 +81,8 @@ class Starter:
         turn.description = payload.describe(delivery, raw)
         assert turn.live.id is not None
         turn_id, since = turn.live.id, turn.since
-        try:
-            if row.kind is not Kind.RUN:
-                turns.begin_record(turn_id)  # before the mark: a marked row without one is of an earlier boot
-        except OSError as error:
-            runner.cannot_start(turn, error)
+        # Before the mark: a marked row without a record is one of an earlier boot.
+        if row.kind is not Kind.RUN and not runner.begin_record(turn):
             return
         ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, since), durable=False)
         if await self._run(turn, mind, delivery, raw):

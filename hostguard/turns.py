@@ -118,8 +118,8 @@ class Record:
     not_started: str | None = None
     exit: int | None = None
     signal: int | None = None
-    anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
     account: Mapping[str, int] = field(default_factory=dict)
+    anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
     output: str = ""  # of a script
 
 
@@ -152,8 +152,8 @@ def parse_record(text: str) -> Record:
         not_started,
         numbers.get("exit"),
         numbers.get("signal"),
-        numbers.get("anchor"),
         account,
+        numbers.get("anchor"),
         output[:OUTPUT_MAX],
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard import intake
-from hostguard.model import Config, Kind, Mind
+from hostguard.model import Config, Kind, Mind, Target
 from hostguard.problems import Problem
 
 CONFIG = Config(
@@ -29,17 +29,53 @@ def refused(make):
 
 
 def test_a_message_carries_all_it_was_given():
-    new = send(session="s", sender="me", key="k", not_before=NOW + 5, expires_at=NOW + 9, interrupt=True)
-    assert (new.minds, new.session, new.sender, new.key, new.kind) == (("ada",), "s", "me", "k", Kind.MESSAGE)
+    sent = send(session="s", sender="me", key="k", not_before=NOW + 5, expires_at=NOW + 9, interrupt=True)
+    assert (sent.minds, sent.session, sent.kind) == (("ada",), "s", Kind.MESSAGE)
+    target = Target("ada", "s")
+    new = sent.new((target,), NOW)
+    assert (new.targets, new.sender, new.key, new.channel) == ((target,), "me", "k", None)
     assert (new.not_before, new.expires_at, new.created_at) == (NOW + 5, NOW + 9, NOW)
     assert json.loads(new.payload) == {
         "content": "hi", "channel": None, "sender": "me", "session": "s", "interrupt": True,
     }  # fmt: skip
 
 
+def test_what_a_mind_of_today_is_told_goes_through():
+    told = {
+        "channel": "discord:general", "conversationId": "c1", "platform": "discord", "isDM": False,
+        "participants": ["ada", "bob"], "participantCount": 2, "typing": ["bob"], "instructions": "two\nlines",
+    }  # fmt: skip
+    sent = send(**told, whileSleeping="skip")
+    assert sent.payload.items() >= told.items()
+    assert sent.while_sleeping == "skip"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"isDM": 1}, {"participants": "ada"}, {"participants": [1]}, {"participants": ["a"] * 1001},
+        {"participantCount": -1}, {"participantCount": True}, {"participantCount": 1.5}, {"typing": {}},
+        {"instructions": 1}, {"instructions": "x" * 4001}, {"whileSleeping": "never"}, {"kind": "run"},
+        {"kind": "script"}, {"kind": "wake"}, {"session": "$script:x"}, {"session": "$"}, {"channel": "a\nb"},
+        {"platform": ["x"]}, {"conversationId": "x" * 201},
+    ],
+)  # fmt: skip
+def test_what_a_mind_is_told_is_checked(body):
+    assert refused(lambda: send(**body))[0] == "bad_request"
+
+
+def test_kinds_and_the_channel_of_all():
+    assert send().kind is Kind.MESSAGE
+    assert send(kind="notice").kind is Kind.NOTICE
+    to_all = send(to="#system")
+    assert (to_all.kind, to_all.minds, to_all.payload["channel"]) == (Kind.SYSTEM, ("ada", "bob"), "#system")
+    assert send(to="#system", sender="ada").minds == ("bob",)
+    assert send(session="$new").session == "$new"
+
+
 def test_defaults_and_bare_name():
-    new = send(to="ada")
-    assert (new.session, new.sender, new.not_before) == ("main", None, 0)
+    sent = send(to="ada")
+    assert (sent.session, sent.payload["sender"], sent.not_before) == (None, None, 0)
 
 
 def test_a_channel_goes_to_all_but_the_sender():
@@ -96,7 +132,7 @@ def test_no_slip_makes_one_mind_all_of_them():
 
 def test_run():
     new = intake.run({"mind": "runs", "key": "k", "max_wait_s": 2.5, "argv0": "make"}, CONFIG, NOW)
-    assert (new.minds, new.kind, new.expires_at) == (("runs",), Kind.RUN, NOW + 2500)
+    assert (new.targets, new.expires_at) == ((Target("runs", "main", kind=Kind.RUN),), NOW + 2500)
     assert intake.run({"mind": "ada", "key": "k"}, CONFIG, NOW).expires_at == 0
 
 
@@ -129,4 +165,4 @@ def test_no_body_breaks_the_edge(body):
     except Problem as problem:
         assert problem.detail
     else:
-        assert json.loads(new.payload)["content"] == body["content"]
+        assert json.loads(new.raw)["content"] == body["content"]

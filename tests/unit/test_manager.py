@@ -47,6 +47,9 @@ class Played:
         self.connected = True
         self._over = over
 
+    def begin_record(self, turn) -> bool:
+        return True
+
     async def start_exec(self, turn, mind, work) -> bool:
         if turn.revoked:
             self.end(turn, turns.Ending("dismissed", "paused", back=True))

@@ -13,7 +13,7 @@ from onqueue import message, on_queue, put
 from hostguard import deliveries
 from hostguard.deliveries import Full, KeyReused, WrongState
 from hostguard.model import Kind, State
-from hostguard.queue import SchemaTooNew, migrate
+from hostguard.queue import SCHEMA, SchemaTooNew, migrate
 
 
 def commits(queue):
@@ -217,12 +217,13 @@ def test_what_was_told_survives_kill_9(tmp_path):
     script = textwrap.dedent("""
         import asyncio, pathlib, sys
         from hostguard import deliveries
+        from hostguard.model import Target
         from hostguard.queue import Queue
         async def main():
             queue = Queue(pathlib.Path(sys.argv[1]) / "queue.db"); await queue.open()
             async def one():
                 while True:
-                    new = message("x", body=b"{}")
+                    new = deliveries.New([Target("x", "main")], b"{}", 1)
                     rows, _ = await queue.write(lambda db: deliveries.enqueue(db, new))
                     print(rows[0].id, flush=True)
             await asyncio.gather(*(one() for _ in range(8)))
@@ -259,7 +260,7 @@ def test_a_newer_schema_is_left_alone(tmp_path):
 def test_migration_is_one_transaction_and_runs_once(tmp_path):
     db = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
     migrate(db, tmp_path / "q.db")
-    assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
     migrate(db, tmp_path / "q.db")
     db.execute("PRAGMA user_version=0")
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
