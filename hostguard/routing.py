@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from hostguard.globs import matches, says
@@ -17,12 +17,14 @@ from hostguard.sleep import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
 RULES_MAX = 1_000  # rules, and patterns of sessions
+PATH_MAX = 1_000  # characters of a file's path
 # Volute's own defaults.
 DEBOUNCE_S = 5.0
 MAX_WAIT_S = 120.0
 SECONDS_MAX = 86_400.0
-MATCH_KEYS = ("channel", "sender", "isDM", "participants")
-RULE_KEYS = {*MATCH_KEYS, "session", "destination", "path", "mode", "batch"}
+OTHER_KEYS = {"session", "destination", "path", "mode", "batch"}  # of a rule; all others have to match
+NEW_SESSION = "$new"  # one of its own for each delivery
+NEW_PREFIX = "new-"  # which those begin with
 
 Fields = Mapping[str, Any]
 
@@ -53,10 +55,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class SessionRule:
-    """What the sessions that fit a pattern have. `mode` None: the rule that led there says."""
+    """What the sessions that fit a pattern have, whatever the rule that led there says."""
 
     pattern: str
-    mode: Mode | None = None
+    mode: Mode = "immediate"
     instructions: str | None = None
 
 
@@ -80,16 +82,13 @@ class Routed:
     path: str | None = None
     rule: int | None = None
     mode: Mode = "immediate"
-    instructions: str | None = field(default=None)
 
 
 # -- reading
 
 
 def parse_routes(text: str) -> Routes:
-    """Read a routes.json. Raises ValueError, which names the key and what it may be."""
-    if len(text.encode()) > ROUTES_MAX:
-        raise ValueError(f"it is larger than {ROUTES_MAX} bytes")
+    """Read a routes.json of at most ROUTES_MAX bytes. Raises ValueError: the key, and what it may be."""
     try:
         data = json.loads(text)
     except RecursionError:
@@ -104,14 +103,14 @@ def parse_routes(text: str) -> Routes:
     if not isinstance(sessions, dict) or len(sessions) > RULES_MAX:
         raise ValueError(f"sessions must be an object of at most {RULES_MAX} patterns")
     default, gate = data.get("default", "main"), data.get("gateUnmatched", True)
-    if not isinstance(default, str) or not safe_session(default):
+    if not isinstance(default, str) or not default:
         raise ValueError("default must be the name of a session")
     if not isinstance(gate, bool):
         raise ValueError("gateUnmatched must be true or false")
     return Routes(
         tuple(_rule(rule, f"rules[{number}]") for number, rule in enumerate(rules)),
         tuple(_session_rule(name, value, f'sessions["{name}"]') for name, value in sessions.items()),
-        safe_session(default),
+        default,
         gate,
     )
 
@@ -125,32 +124,36 @@ def _rule(rule: Any, where: str) -> Rule:
         raise ValueError(f"{where}.session must be a text")
     if destination not in ("mind", "file"):
         raise ValueError(f'{where}.destination must be "mind" or "file"')
-    if path is not None and (not isinstance(path, str) or not path or "\0" in path):
-        raise ValueError(f"{where}.path must be the path of a file")
+    if path is not None and not (isinstance(path, str) and path.isprintable() and len(path) <= PATH_MAX):
+        raise ValueError(
+            f"{where}.path must be the path of a file, of at most {PATH_MAX} printable characters"
+        )
     if mode not in ("all", "mention"):
         raise ValueError(f'{where}.mode must be "all" or "mention"')
-    keys = rule.keys() - (RULE_KEYS - {*MATCH_KEYS})
-    match = {key: rule[key] for key in keys}
+    match = {key: value for key, value in rule.items() if key not in OTHER_KEYS}
     batch = _batch(rule["batch"], f"{where}.batch") if rule.get("batch") is not None else None
-    return Rule(match, session, destination == "file", path, mode == "mention", batch)
+    return Rule(match, session or None, destination == "file", path or None, mode == "mention", batch)
 
 
 def _session_rule(pattern: str, value: Any, where: str) -> SessionRule:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object")
     instructions, delivery = value.get("instructions"), value.get("delivery")
-    if instructions is not None and not isinstance(instructions, str):
+    if instructions is not None and not _is_text(instructions):
         raise ValueError(f"{where}.instructions must be a text")
-    mode: Mode | None = None
+    mode: Mode = "immediate"
     if isinstance(delivery, dict):
-        kind = delivery.get("mode", "immediate")
-        mode = _mode(kind, delivery, f"{where}.delivery")
+        mode = _mode(delivery.get("mode", "batch"), delivery, f"{where}.delivery")
     elif delivery is not None:
-        beside = value.get("batch")
-        mode = _mode(delivery, beside if beside is not None else {}, f"{where}.delivery")
+        mode = _mode(delivery, {} if value.get("batch") is None else value["batch"], f"{where}.delivery")
     elif value.get("batch") is not None:
         mode = _batch(value["batch"], f"{where}.batch")
     return SessionRule(pattern, mode, instructions)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it can be sent on: half of a surrogate pair cannot."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def _mode(kind: Any, settings: Any, where: str) -> Mode:
@@ -163,10 +166,17 @@ def _mode(kind: Any, settings: Any, where: str) -> Mode:
 
 def _batch(value: Any, where: str) -> Batch:
     """A number is the longest wait in minutes; an object has debounce and maxWait in seconds."""
-    if isinstance(value, bool) or not isinstance(value, dict | int | float):
-        raise ValueError(f"{where} must be minutes, or an object with debounce, maxWait and triggers")
     if not isinstance(value, dict):
-        return Batch(max_wait_s=_seconds(value * 60, where))
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value * 60 <= SECONDS_MAX
+        ):
+            raise ValueError(
+                f"{where} must be minutes, at most {SECONDS_MAX / 60:.0f}, or an object with debounce, maxWait"
+                " and triggers"
+            )
+        return Batch(max_wait_s=value * 60.0)
     triggers = value.get("triggers", [])
     if not isinstance(triggers, list) or not all(isinstance(one, str) and one for one in triggers):
         raise ValueError(f"{where}.triggers must be a list of texts")
@@ -195,26 +205,25 @@ def route(routes: Routes, mind: str, payload: Fields) -> Routed:
         if (rule.file and rule.path is None) or not _matches(rule.match, payload):
             continue
         text = f"rule {number} matches"
-        if rule.mention and payload.get("sender") and not says(f"@{mind}", text_of(payload.get("content"))):
-            return Routed("filtered", f"{text}, and takes only what mentions @{mind}", rule=number)
         if rule.file:
             return Routed("file", f"{text}: it goes into the file {rule.path}", path=rule.path, rule=number)
-        session = expand(rule.session, payload) if rule.session else routes.default
+        if rule.mention and payload.get("sender") and not says(mind, text_of(payload.get("content"))):
+            return Routed("filtered", f"{text}, and takes only what mentions {mind}", rule=number)
+        session = expand(rule.session or routes.default, payload)
         return _deliver(routes, session, rule.batch, number, f"{text}: session {session}")
     if routes.gate_unmatched:
         return Routed("gated", "no rule matches, so it is kept until one does")
-    return _deliver(routes, routes.default, None, None, f"no rule matches: session {routes.default}")
+    session = expand(routes.default, payload)
+    return _deliver(routes, session, None, None, f"no rule matches: session {session}")
 
 
 def _deliver(routes: Routes, session: str, batch: Batch | None, rule: int | None, text: str) -> Routed:
     settings = _settings(routes, session)
     mode: Mode = batch or "immediate"
-    if settings is not None and settings.mode is not None:
+    if settings is not None:
         mode = settings.mode
         text += f", delivered as sessions[{json.dumps(settings.pattern)}] says"
-    return Routed(
-        "deliver", text, session, None, rule, mode, settings.instructions if settings is not None else None
-    )
+    return Routed("deliver", text, session, rule=rule, mode=mode)
 
 
 def instructions(routes: Routes, session: str) -> str | None:
@@ -224,7 +233,8 @@ def instructions(routes: Routes, session: str) -> str | None:
 
 
 def _settings(routes: Routes, session: str) -> SessionRule | None:
-    return next((rule for rule in routes.sessions if matches(rule.pattern, session)), None)
+    name = NEW_PREFIX if session == NEW_SESSION else session
+    return next((rule for rule in routes.sessions if matches(rule.pattern, name)), None)
 
 
 def _matches(match: Fields, payload: Fields) -> bool:
@@ -233,8 +243,7 @@ def _matches(match: Fields, payload: Fields) -> bool:
 
 def _fits(key: str, wanted: Any, payload: Fields) -> bool:
     if key in ("channel", "sender"):
-        value = payload.get(key)
-        return isinstance(wanted, str) and isinstance(value, str) and matches(wanted, value)
+        return isinstance(wanted, str) and matches(wanted, str(payload.get(key) or ""))
     if key == "isDM":
         return isinstance(wanted, bool) and (payload.get("isDM") is True) == wanted
     if key == "participants":
@@ -242,16 +251,15 @@ def _fits(key: str, wanted: Any, payload: Fields) -> bool:
     return False
 
 
-def _participants(payload: Fields) -> int | None:
-    count = payload.get("participantCount")
-    if count is None and isinstance(payload.get("participants"), list):
-        return len(payload["participants"])
-    return count
+def _participants(payload: Fields) -> int:
+    names = payload.get("participants")
+    count = payload.get("participantCount", len(names) if isinstance(names, list) else 0)
+    return count if isinstance(count, int) else 0
 
 
 def expand(template: str, payload: Fields) -> str:
     """The session's name with ${sender} and ${channel} filled in, made safe. "$new" stays."""
-    if template == "$new":
+    if template == NEW_SESSION:
         return template
     values = {"sender": payload.get("sender") or "unknown", "channel": payload.get("channel") or "unknown"}
     return safe_session(re.sub(r"\$\{(sender|channel)\}", lambda found: str(values[found[1]]), template))
