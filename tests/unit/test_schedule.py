@@ -159,6 +159,13 @@ def test_a_change_of_the_hour_by_counting(minute, hour, change, shift):
     assert times == counted(minute, hour, zone, start, end)
 
 
+def test_of_all_the_times_that_a_change_skips_one_is_due():
+    schedule = cron("*/10 2 * * *", catch_up="all")
+    assert due(schedule, ms("2026-03-28 12:00"), ms("2026-03-29 12:00"), BERLIN).fire == (
+        ms("2026-03-29 01:00"),
+    )
+
+
 def test_no_time_after_the_end_of_the_calendar():
     assert next_time(cron("0 0 1 1 *"), ms("9999-06-01 00:00"), UTC) is None
 
