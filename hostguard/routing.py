@@ -173,8 +173,8 @@ def _batch(value: Any, where: str) -> Batch:
             or not 0 <= value * 60 <= SECONDS_MAX
         ):
             raise ValueError(
-                f"{where} must be minutes, at most {SECONDS_MAX / 60:.0f}, or an object with debounce, maxWait"
-                " and triggers"
+                f"{where} must be minutes, at most {SECONDS_MAX / 60:.0f}, or an object with debounce,"
+                " maxWait and triggers"
             )
         return Batch(max_wait_s=value * 60.0)
     triggers = value.get("triggers", [])
