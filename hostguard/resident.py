@@ -101,7 +101,9 @@ class Residents:
         assert turn.resident is not None
         assert turn.live.session is not None
         await self.adopter.resume(turn.live.unit, mind, turn.live.session, anchor)
-        if again is not None:
+        if turn.resident.ending is not None:  # a `done` that waited for us came first
+            await self._send_home(turn)
+        elif again is not None:
             await self._first(turn, turn.resident, mind, *again)
         else:
             self._taken(turn, turn.resident, mind)
