@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hostguard.model import Mind
-from hostguard.procs import Process, home_of, listener, members, process, uid_of
+from hostguard.procs import Process, home_of, listener, members, process, storage_bytes, uid_of
 from hostguard.systemd import Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,15 @@ class Server:
         return found is not None and found.started == self.process.started
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a scope's processes had used at a time: time.monotonic(), seconds of CPU, bytes of storage."""
+
+    at: float
+    cpu_s: float
+    moved: int
+
+
 @dataclass(eq=False)
 class Visit:
     """A turn's scope: the session's processes are, or will be, in it."""
@@ -63,7 +72,7 @@ class Visit:
     adopted: bool = False  # some process was in it, beside the anchor
     looks: int = 0
     timer: asyncio.TimerHandle | None = None
-    cpu: tuple[float, float] | None = None  # (time.monotonic(), seconds used) when it was last busy
+    last: Seen | None = None  # when it was last busy
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def guests(self) -> list[int]:
@@ -128,14 +137,21 @@ class Adopter:
     # -- how busy
 
     def idle_ms(self, unit: str) -> int:
-        """ms since the turn's processes, between two askings, used more than BUSY of a CPU."""
+        """ms since the turn's processes did something, as far as can be seen between two askings.
+
+        They do if they use more than BUSY of a CPU, read from or write to storage, or wait for it: on a card
+        that is stalled a process at work uses no CPU at all.
+        """
         visit = self._visits.get(unit)
         if visit is None:
             return 0
-        now, used = time.monotonic(), self._cpu_s(visit)
-        if visit.cpu is None or used - visit.cpu[1] > BUSY * (now - visit.cpu[0]):
-            visit.cpu = (now, used)
-        return int((now - visit.cpu[0]) * 1000)
+        now, used, guests = time.monotonic(), self._cpu_s(visit), visit.guests()
+        moved = sum(storage_bytes(pid) for pid in guests)
+        last = visit.last
+        waits = any(found.waits for pid in guests if (found := process(pid)) is not None)
+        if last is None or waits or moved != last.moved or used - last.cpu_s > BUSY * (now - last.at):
+            visit.last = last = Seen(now, used, moved)
+        return int((now - last.at) * 1000)
 
     def _cpu_s(self, visit: Visit) -> float:
         used = 0.0

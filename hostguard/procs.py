@@ -19,6 +19,7 @@ class Process:
     parent: int
     started: int
     cpu_s: float
+    waits: bool = False  # for a disk, or something else that cannot be interrupted
 
 
 def process(pid: int) -> Process | None:
@@ -30,7 +31,16 @@ def process(pid: int) -> Process | None:
     if fields[0] in (b"Z", b"X"):
         return None
     cpu = (int(fields[11]) + int(fields[12])) * TICK_S
-    return Process(pid, int(fields[1]), int(fields[19]), cpu)
+    return Process(pid, int(fields[1]), int(fields[19]), cpu, fields[0] == b"D")
+
+
+def storage_bytes(pid: int) -> int:
+    """Bytes that the process read from and wrote to storage; 0 if it is gone or that may not be seen."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes", "write_bytes")))
 
 
 def members(cgroup: Path) -> list[int]:
