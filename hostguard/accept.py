@@ -41,8 +41,8 @@ class Acceptor:
         self._wake = wake
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
-    async def send(self, message: Message) -> Accepted:
-        """Plan a message for each of its minds, and store it. Raises Problem, as `store` does."""
+    async def send(self, message: Message, also: Op | None = None) -> Accepted:
+        """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         now = now_ms()
         plans = [dispatch.plan(self._recipient(mind), message) for mind in message.minds]
         wakes = [plan.target.mind for plan in plans if plan.wake]
@@ -50,9 +50,11 @@ class Acceptor:
         def mark(db: sqlite3.Connection) -> None:
             for mind in wakes:
                 deliveries.set_setting(db, woken_key(mind), True)  # a guard killed now wakes it at its start
+            if also is not None:
+                also(db)
 
         new = message.new(tuple(plan.target for plan in plans), now)
-        accepted = await self.store(new, also=mark if wakes else None)
+        accepted = await self.store(new, also=mark if wakes else also)
         if accepted.created:
             for mind in wakes:
                 self._wake(mind)
@@ -60,7 +62,7 @@ class Acceptor:
 
     def _recipient(self, mind: str) -> dispatch.Recipient:
         policy = self._manager.policy
-        return dispatch.Recipient(policy.config.minds[mind], policy.asleep(mind), self._routes(mind))
+        return dispatch.Recipient(policy.config.minds[mind], policy.sleepy(mind), self._routes(mind))
 
     async def store(self, new: New, caller: Caller | None = None, also: Op | None = None) -> Accepted:
         """Store rows durably, with `also` in the same transaction. `caller` waits for the row of a new run.

@@ -33,6 +33,9 @@ class Event(StrEnum):
     RESUMED = "resumed"
     LIMIT = "limit"
     RELOADED = "reloaded"
+    MISSED = "missed"  # times of a schedule
+    ASLEEP = "asleep"
+    AWAKE = "awake"
 
 
 # Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
@@ -50,8 +53,11 @@ MESSAGE_IDS = {
     Event.LIMIT: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041b",
     Event.RELOADED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041c",
     Event.FOLDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041d",
+    Event.MISSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041e",
+    Event.ASLEEP: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041f",
+    Event.AWAKE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70420",
 }
-_PRIORITY = {Event.FAILED: 4, Event.DEAD: 3}  # syslog: warning, error; all others info
+_PRIORITY = {Event.FAILED: 4, Event.DEAD: 3, Event.MISSED: 4}  # syslog: warning, error; all others info
 
 
 class Events:

@@ -29,12 +29,15 @@ def limit_key(name: str, mind: str | None) -> str:
 
 
 def sleep_key(mind: str) -> str:
-    """The setting of a mind that sleeps: {"since": ms, "until": ms or null}."""
+    """The setting of a mind that sleeps: {"since": ms, "until": ms or null}.
+
+    While it falls asleep `since` is null, and "row" the message that tells it so.
+    """
     return f"sleep.mind.{mind}"
 
 
 def woken_key(mind: str) -> str:
-    """The setting of a mind that a message woke: it sleeps again when idle."""
+    """The setting of a mind that a message woke: it sleeps again when idle. True or {"until": ms or null}."""
     return f"woken.mind.{mind}"
 
 
@@ -59,16 +62,24 @@ class Policy:
 
     def paused_minds(self) -> list[str]:
         """Minds that are paused, known or not."""
-        prefix = pause_key("")
-        return sorted(key.removeprefix(prefix) for key in self._settings if key.startswith(prefix))
+        return list(self.named(pause_key("")))
 
     def asleep(self, mind: str) -> bool:
         """Whether the mind sleeps."""
+        return (self._settings.get(sleep_key(mind)) or {}).get("since") is not None
+
+    def sleepy(self, mind: str) -> bool:
+        """Whether the mind sleeps or falls asleep: what is to wake it must."""
         return sleep_key(mind) in self._settings
 
     def setting(self, key: str) -> Any:
         """A setting as stored; None if it is not set."""
         return self._settings.get(key)
+
+    def named(self, prefix: str) -> dict[str, Any]:
+        """The settings whose names begin so, by the rest of their names."""
+        found = {key.removeprefix(prefix): key for key in self._settings if key.startswith(prefix)}
+        return {name: self._settings[key] for name, key in sorted(found.items())}
 
     def global_cap(self) -> int | None:
         """Turns of all minds together; None = unlimited."""

@@ -20,6 +20,7 @@ ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a recor
 RECORD_MAX = 128 << 10  # bytes of a record that are read
 OUTPUT = "output"  # the line of a record after which a script's output stands
 OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
+SCRIPT_SESSION = "$script:"  # followed by the schedule's name, ":" and the session for what it prints
 FILE_SESSION = "$file:"  # followed by the path: what goes into one file goes in order
 
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter

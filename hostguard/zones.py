@@ -1,0 +1,31 @@
+"""The time zones that schedules name."""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Iterable
+from datetime import UTC, tzinfo
+from pathlib import Path
+
+LOCALTIME = Path("/etc/localtime")
+
+
+def zones(names: Iterable[str]) -> dict[str, tzinfo | None]:
+    """Time zones by name, "" is the host's own; None: not known here. Blocks: reads files."""
+    found: dict[str, tzinfo | None] = {}
+    for name in names:
+        import croniter  # noqa: F401  # so that its first use, on the event loop, need not
+
+        try:
+            found[name] = zoneinfo.ZoneInfo(name) if name else _host_zone()
+        except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError):
+            found[name] = None
+    return found
+
+
+def _host_zone() -> tzinfo:
+    try:
+        with LOCALTIME.open("rb") as file:
+            return zoneinfo.ZoneInfo.from_file(file)
+    except (OSError, ValueError):
+        return UTC
