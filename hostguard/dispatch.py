@@ -6,7 +6,9 @@ The gate decides when a row starts; this decides, once, when a message is accept
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hostguard import sleep
 from hostguard.intake import NEW_SESSION, Message
@@ -42,17 +44,26 @@ def plan(recipient: Recipient, message: Message) -> Plan:
     if recipient.asleep:
         policy = sleep.on_message(message.while_sleeping, recipient.mind.wake_on, name, payload)
         if policy == "skip":
-            return Plan(_skipped(name, message, "asleep", f"{name} slept, which it is not for"))
+            session = message.session or DEFAULT_SESSION
+            return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
         wake = policy == "wake"
     if message.kind is not Kind.MESSAGE or recipient.routes is None:
         return Plan(Target(name, _session(message.session or DEFAULT_SESSION), kind=message.kind), wake)
-    routed = route(recipient.routes, name, payload)
+    target = place(name, recipient.routes, payload)
+    if target.state is State.BATCHING and (message.not_before or message.expires_at):
+        target = Target(name, target.session)  # a batch has no times of its own
+    return Plan(target, wake and target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers)
+
+
+def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
+    """The row of a message that the mind's routes place. `payload` has a channel (payload.told)."""
+    routed = route(routes, mind, payload)
     if routed.action == "filtered":
-        return Plan(_skipped(name, message, "filtered", routed.text))
+        return _skipped(mind, DEFAULT_SESSION, "filtered", routed.text)
     if routed.action == "gated":
-        return Plan(Target(name, DEFAULT_SESSION, State.GATED))
+        return Target(mind, DEFAULT_SESSION, State.GATED)
     if routed.action == "file":
-        return Plan(Target(name, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE))
+        return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
     session = _session(routed.session or DEFAULT_SESSION)
     if isinstance(routed.mode, Batch):
         batch = {
@@ -60,14 +71,13 @@ def plan(recipient: Recipient, message: Message) -> Plan:
             "max_wait_s": routed.mode.max_wait_s,
             "triggers": list(routed.mode.triggers),
         }
-        return Plan(Target(name, session, State.BATCHING, result={"batch": batch}), wake)
-    return Plan(Target(name, session), wake)
+        return Target(mind, session, State.BATCHING, result={"batch": batch})
+    return Target(mind, session)
 
 
 def _session(session: str) -> str:
     return f"new-{secrets.token_hex(4)}" if session == NEW_SESSION else session
 
 
-def _skipped(name: str, message: Message, outcome: str, reason: str) -> Target:
-    result = {"outcome": outcome, "reason": reason}
-    return Target(name, message.session or DEFAULT_SESSION, State.SKIPPED, result=result)
+def _skipped(mind: str, session: str, outcome: str, reason: str) -> Target:
+    return Target(mind, session, State.SKIPPED, result={"outcome": outcome, "reason": reason})
