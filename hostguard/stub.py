@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from typing import Any, NoReturn
 
 NOBODY = 65534
@@ -105,24 +107,24 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
 
 def capture(pipe: int, pid: int, most: int) -> bytes:
     """The first `most` bytes of what the command, and what it started, printed until its end."""
-    said = b""
+    said, until = b"", math.inf
     ended = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(pipe, select.POLLIN)
     poller.register(ended, select.POLLIN)
-    while True:
-        ready = [fd for fd, _ in poller.poll(TAIL_S * 1000 if ended < 0 else None)]
+    while time.monotonic() < until:
+        ready = [fd for fd, _ in poller.poll(None if until == math.inf else TAIL_S * 1000)]
         if pipe in ready:
             part = os.read(pipe, 1 << 16)
             said = (said + part)[:most]
             if not part:
-                return said
-        elif ended in ready:
+                break
+        if ended in ready:
             poller.unregister(ended)
-            os.close(ended)
-            ended = -1
-        else:
-            return said
+            until = time.monotonic() + TAIL_S
+        if not ready:
+            break
+    return said
 
 
 def _become(spec: dict[str, Any]) -> None:
