@@ -9,9 +9,11 @@ Presets say what it does by default:
   spawns   the session's subprocess starts further ones, which write
   all      tells `done` without a session
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
-quit (the session's subprocess leaves after the work, and no done is told), tell=S (an event each S seconds of work),
-say=NAME[/SESSION]:TEXT (send that to a mind before the work), wait=S (at most so long, for a message that folds in). POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what
-comes next: N messages are refused with 500; N connections closed before, or after, the message is taken.
+mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
+done is told), tell=S (an event each S seconds of work), say=NAME[/SESSION]:TEXT (send that to a mind before the
+work), wait=S (at most so long, for a message that folds in).
+POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what comes next: N messages are
+refused with 500; N connections closed before, or after, the message is taken.
 
 The log has one JSON object a line: what = message (as it came), begin and end (of the work on it), done.
 """
@@ -72,6 +74,7 @@ def child(log_path: str, scratch: str) -> None:
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
+    print("ready", flush=True)
     while True:
         ready.acquire()
         job = jobs.popleft()
@@ -117,7 +120,12 @@ class Session:
         self._busy = False
         self.came = threading.Event()  # a message folded into the turn
         argv = [sys.executable, "-S", __file__, "child", mind.args.log, f"{mind.args.log}.{mind.args.name}"]
-        self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._argv = argv
+        self._start()
+
+    def _start(self) -> None:
+        self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ready = False
 
     def take(self, job: dict[str, Any]) -> None:
         with self._lock:
@@ -127,7 +135,7 @@ class Session:
                 self._busy = True
                 self.came.clear()
                 threading.Thread(target=self._turn, daemon=True).start()
-            elif job["interrupt"]:
+            elif job["interrupt"] and self._ready:
                 self._child.send_signal(signal.SIGUSR1)
 
     def _turn(self) -> None:
@@ -144,8 +152,15 @@ class Session:
             self._mind.tell_done(self._name)
 
     def _work(self, job: dict[str, Any]) -> None:
+        if self._child.poll() is not None:
+            self._start()
         assert self._child.stdin is not None
         assert self._child.stdout is not None
+        if not self._ready:
+            self._child.stdout.readline()
+            self._ready = True
+        if not job["mute"]:
+            self._mind.post("events", {"type": "thinking", "session": self._name}, self._name)
         if job["die"]:
             threading.Timer(job["work"] / 2, os._exit, (3,)).start()
         self._child.stdin.write(json.dumps(job) + "\n")
@@ -228,7 +243,7 @@ class Mind:
             "id": count, "session": session, "turn": turn, "interrupt": interrupt,
             "work": float(given.get("work") or self.args.work),
             "die": "die" in given or (preset == "dies" and count % 3 == 0),
-            "quit": "quit" in given,
+            "quit": "quit" in given, "mute": "mute" in given,
             "silent": "silent" in given or "quit" in given or preset == "silent",
             "spawns": "spawns" in given or preset == "spawns",
             "tell": float(given.get("tell") or 0), "wait": float(given.get("wait") or 0),

@@ -184,7 +184,7 @@ def test_a_done_that_is_late_double_unknown_or_foreign_ends_nothing(host: Reside
     first = host.send("m", "a")
     host.done(first)
     began = time.monotonic()
-    second = host.send("m", "b !work=2 silent")
+    second = host.send("m", "b !work=2 silent mute")
     host.in_turn(second)
     assert host.tell(mind, type="done", session="main") == 200, "the first one's, tried again"
     assert host.tell(mind, type="done", session="no such session") == 200

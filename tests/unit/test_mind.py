@@ -15,10 +15,11 @@ from minds import Minds, OneMind
 
 
 class Daemon:
-    """Answers what the mind tells with `statuses`, then with 200."""
+    """Answers each done with the next of `statuses`, then with 200."""
 
     def __init__(self, port: int) -> None:
         self.told: list[tuple[float, str, str | None, str | None, Any]] = []
+        self.other: list[tuple[float, str, str | None, str | None, Any]] = []
         self.statuses: list[int] = []
         daemon = self
 
@@ -26,10 +27,10 @@ class Daemon:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 session = self.headers["X-Volute-Session"]
-                daemon.told.append(
-                    (time.monotonic(), self.path, self.headers["Authorization"], session, body)
-                )
-                self.send_response(daemon.statuses.pop(0) if daemon.statuses else 200)
+                told = (time.monotonic(), self.path, self.headers["Authorization"], session, body)
+                is_done = body["type"] == "done"
+                (daemon.told if is_done else daemon.other).append(told)
+                self.send_response(daemon.statuses.pop(0) if is_done and daemon.statuses else 200)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -95,6 +96,7 @@ def test_it_answers_at_once_works_and_tells(rig):
     assert at - began > 0.2
     assert (path, token, session) == ("/api/minds/m/events", "Bearer token-of-m", "s")
     assert body == {"type": "done", "session": "s"}
+    assert [told[4] for told in daemon.other] == [{"type": "thinking", "session": "s"}]
     [line] = mind.log("message")
     assert (line["content"], line["key"], line["turn"], line["interrupt"]) == ("a", "k", "1", True)
     begin, end = mind.log("begin", "end")
