@@ -100,8 +100,8 @@ class Manager:
             policy.mind_cap(mind) if mind in policy.config.minds else 0,
             policy.paused(mind),
             policy.asleep(mind),
-            self.residents.down(mind, now_ms()),
             self.runner.live.of(mind),
+            self.residents.down(mind, now_ms()),
         )
 
     def waiting(self, mind: str) -> int:

@@ -245,8 +245,8 @@ class MindView:
     cap: int
     paused: bool = False
     asleep: bool = False
-    down: str | None = None  # a resident mind that takes no connections: why
     live: tuple[LiveTurn, ...] = ()
+    down: str | None = None  # a resident mind that takes no connections: why
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ TABLE = [
     ("fold asks nothing else", HostView(9, cap=0, paused=True), MindView("x", 0, True, True, (INPUT,)), ROW, Fold(INPUT)),
     ("host paused", HostView(0, paused=True), MindView("x", 1), ROW, Reason.PAUSED),
     ("mind paused", HostView(0), MindView("x", 1, paused=True), ROW, Reason.MIND_PAUSED),
+    ("mind down", HostView(0), MindView("x", 1, down="x is down"), ROW, Reason.MIND_DOWN),
     ("asleep", HostView(0), MindView("x", 1, asleep=True), ROW, Reason.ASLEEP),
     ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW + 1), Reason.NOT_DUE),
     ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW), Start()),
