@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hostguard import api_minds, control, deliveries, intake, views
+from hostguard import api_minds, api_schedules, control, deliveries, intake, views
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.config import ConfigError, as_dict
@@ -22,7 +22,7 @@ from hostguard.manager import Manager
 from hostguard.model import State
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
 from hostguard.waiters import unit_of
-from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object
+from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object, peer
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -59,6 +59,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/config", api.config),
         Route("/v1/reload", api.reload, methods=["POST"]),
         *api_minds.routes(daemon),
+        *api_schedules.routes(daemon),
     ]
     return Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
 
@@ -227,7 +228,7 @@ class Api:
 
     async def run(self, request: Request) -> Response:
         """POST /v1/run: wait for a turn, then have the calling process moved into its scope."""
-        pid, uid = _peer(request)
+        pid, uid = peer(request)
         new = intake.run(await self._body(request), self.manager.policy.config, now_ms())
         if self.manager.callers.pid_waits(pid) or self.manager.runner.owns(pid):
             raise conflict(f"process {pid} waits for a turn, or has one, already")
@@ -254,7 +255,7 @@ class Api:
 
     def _waiting(self, request: Request, id_: int) -> AbstractContextManager[None]:
         """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
-        unit = unit_of(_peer(request)[0])
+        unit = unit_of(peer(request)[0])
         mine = unit if unit in self.manager.runner.live.turns else None
         return self.manager.ledger.waiters.turn(mine, id_)
 
@@ -300,14 +301,6 @@ async def _until_gone(
 
 def _sse(event: dict[str, Any]) -> str:
     return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
-
-def _peer(request: Request) -> tuple[int, int]:
-    """(pid, uid) of the caller: see server.PeerProtocol."""
-    client = request.client
-    if client is None or not client.host.startswith("uid="):
-        raise not_allowed("only a local caller on the unix socket can do this")
-    return client.port, int(client.host.removeprefix("uid="))
 
 
 def _number(value: str | None, default: int) -> int:

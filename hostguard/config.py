@@ -22,6 +22,7 @@ from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 
 FILE_MAX = 1 << 20  # bytes
 HIDDEN = "(hidden)"
+SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
 
 KeyPath = tuple[str, ...]
 
@@ -301,6 +302,8 @@ def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str |
         return "it has either cron or at"
     if ("message" in table) == ("script" in table):
         return "it has either message or script"
+    if len(table.get("script", "").encode()) > SCRIPT_MAX:
+        return f"script has more than {SCRIPT_MAX} bytes, which a shell cannot be given"
     if "script" in table and not mind.user:
         return f"{mind.name} has no user, who runs the script"
     if "message" in table and not (mind.command or mind.url):

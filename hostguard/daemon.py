@@ -27,6 +27,7 @@ from hostguard.notify import Notifier, watchdog_s
 from hostguard.policy import Policy, boot_id
 from hostguard.queue import Queue, QueueError
 from hostguard.recovery import recover
+from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
 from hostguard.systemd import SystemdLost
 from hostguard.volute import Endpoint
@@ -57,6 +58,7 @@ class Daemon:
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
         self.acceptor = Acceptor(self.manager, lambda mind: None, lambda mind: None)
+        self.scheduler = Scheduler(self.manager, self.acceptor)
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
@@ -88,6 +90,7 @@ class Daemon:
             await self._look_at_device(config)
             await self.manager.runner.open()
             await recover(self.manager)
+            await self.scheduler.start()
         except (QueueError, SystemdLost) as error:
             raise Fatal(str(error)) from error
 
@@ -102,6 +105,7 @@ class Daemon:
             self._failure = "the API server ended by itself"
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
+        self.scheduler.close()
         server.end()
         await self.endpoint.close()
         await asyncio.wait([serving], timeout=SETTLE_S)
@@ -126,6 +130,7 @@ class Daemon:
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             await self.endpoint.reload(config)
+            await self.scheduler.reload()
             self.events.emit(
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
             )

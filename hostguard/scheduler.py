@@ -30,7 +30,7 @@ from hostguard.followup import system_payload
 from hostguard.manager import CLOCK_CHECK_S, Manager
 from hostguard.model import Kind, Schedule
 from hostguard.problems import Problem
-from hostguard.schedule import LATE_MS, Due, due
+from hostguard.schedule import LATE_MS, Due, due, next_time
 from hostguard.turns import SCRIPT_SESSION
 from hostguard.zones import zones
 
@@ -110,7 +110,10 @@ class Scheduler:
     def times(self, name: str) -> tuple[int | None, int | None]:
         """When it fires next, and when it last did, in ms."""
         entry, last = self._entries.get(name), self._state(name).get("last")
-        return (self._watches[name].next or None) if entry is not None else None, last
+        if entry is None:
+            return None, last
+        when = self._watches[name].next
+        return next_time(entry.schedule, self._clock(), entry.zone) if when == 0 else when, last
 
     async def add(self, schedule: Schedule) -> None:
         """Keep a schedule. Raises Problem."""

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from hostguard.problems import Problem, bad_request, internal, too_large, unknown
+from hostguard.problems import Problem, bad_request, internal, not_allowed, too_large, unknown
 
 
 async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
@@ -28,6 +28,14 @@ async def json_object(request: Request, most: int, *, optional: bool = False) ->
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
+
+
+def peer(request: Request) -> tuple[int, int]:
+    """(pid, uid) of the caller: see server.PeerProtocol. Raises Problem."""
+    client = request.client
+    if client is None or not client.host.startswith("uid="):
+        raise not_allowed("only a local caller on the unix socket can do this")
+    return client.port, int(client.host.removeprefix("uid="))
 
 
 def body_max(payload_max: int) -> int:
