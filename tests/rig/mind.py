@@ -4,7 +4,7 @@ Presets say what it does by default:
   normal   answers at once, works in a subprocess of the session, then tells that it is done
   silent   never tells that it is done
   dies     its process ends in the middle of every third message's work
-  refuses  every second message is refused with 500
+  refuses  every fourth message is refused with 500, the first one too
   slow     answers late, at work already
   spawns   the session's subprocess starts further ones, which write
   all      tells `done` without a session
@@ -212,7 +212,7 @@ class Mind:
             self.count += 1
             count = self.count
             repeat = key is not None and key in self._keys
-            refused = self.control["refuse"] > 0 or (preset == "refuses" and count % 2 == 1)
+            refused = self.control["refuse"] > 0 or (preset == "refuses" and count % 4 == 1)
             if self.control["refuse"] > 0:
                 self.control["refuse"] -= 1
             taken = not refused and not repeat
