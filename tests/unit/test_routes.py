@@ -248,6 +248,9 @@ def test_reload(there, tmp_path):
 
     async def work(watched):
         await watched.change()
+        (tmp_path / "bad").touch()
+        await watched.files.reload(config(bob=tmp_path / "bad"))
+        assert watched.default() == "one"
         await watched.files.reload(config(bob=other))
         assert await watched.change() == "bob"
         assert watched.default() == "two"
