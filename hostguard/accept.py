@@ -70,15 +70,20 @@ class Acceptor:
         Raises Problem: then nothing was stored. Only where the device hangs in the very commit is that
         not certain; a message with a key is then delivered if it was stored after all, one without is not.
         """
-        task = asyncio.create_task(self._store(new, caller, also))
-        self._manager.keep(task)
+        manager, minds = self._manager, [target.mind for target in new.targets]
+        most = manager.policy.config.rows_per_mind
+        full = {m for m in minds if manager.waiting(m) + self._pending[m] >= most}
+        self._pending.update(minds)  # before anything else runs: see `pending`
+        task = asyncio.create_task(self._store(new, caller, also, full))
+        manager.keep(task)
         return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
 
-    async def _store(self, new: New, caller: Caller | None, also: Op | None) -> Accepted:
-        manager = self._manager
-        most, minds = manager.policy.config.rows_per_mind, [target.mind for target in new.targets]
-        full = {m for m in minds if manager.waiting(m) + self._pending[m] >= most}
-        self._pending.update(minds)
+    def pending(self, mind: str) -> int:
+        """Rows of the mind that are planned, and on their way to the card."""
+        return self._pending[mind]
+
+    async def _store(self, new: New, caller: Caller | None, also: Op | None, full: set[str]) -> Accepted:
+        manager, minds = self._manager, [target.mind for target in new.targets]
         floor = manager.ledger.floor
 
         def enqueue(db: sqlite3.Connection) -> tuple[list[Delivery], list[Delivery]]:
@@ -101,6 +106,7 @@ class Acceptor:
             raise conflict(f"the key {new.key} was used for another message") from None
         except deliveries.Full:
             names = ", ".join(sorted(full))
+            most = manager.policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
             self._pending.subtract(minds)

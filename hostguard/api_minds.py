@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard import control, deliveries, intake
+from hostguard import control, deliveries, intake, views
 from hostguard.problems import conflict, unknown
 from hostguard.volute import token_hash, token_key
 from hostguard.web import json_object
@@ -24,7 +24,11 @@ BODY_MAX = 64 << 10
 def routes(daemon: Daemon) -> list[Route]:
     """The routes, for api.make_app."""
     api = _Minds(daemon)
-    return [Route("/v1/minds/{name}/token", api.token, methods=["POST"])]
+    return [
+        Route("/v1/minds/{name}/token", api.token, methods=["POST"]),
+        Route("/v1/minds/{name}/sleep", api.sleep, methods=["POST"]),
+        Route("/v1/minds/{name}/wake", api.wake, methods=["POST"]),
+    ]
 
 
 class _Minds:
@@ -51,6 +55,22 @@ class _Minds:
 
         await control.store(self._manager, lambda db: deliveries.set_setting(db, key, digest), stored)
         return JSONResponse({"mind": name, "token": token}, headers={"Cache-Control": "no-store"})
+
+    async def sleep(self, request: Request) -> Response:
+        """POST /v1/minds/NAME/sleep: it is told so, and sleeps once that turn is over."""
+        name = self._mind(request)
+        body = await json_object(request, BODY_MAX, optional=True)
+        intake.known_fields(body, {"until"})
+        until = intake.time(body, "until")
+        await self._daemon.sleeper.sleep(name, until or None)
+        return JSONResponse(views.mind(self._manager, name))
+
+    async def wake(self, request: Request) -> Response:
+        """POST /v1/minds/NAME/wake: answered once its unit, if it has one, is up."""
+        name = self._mind(request)
+        intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
+        await self._daemon.sleeper.wake(name, "by request")
+        return JSONResponse(views.mind(self._manager, name))
 
     def _mind(self, request: Request) -> str:
         name, minds = str(request.path_params["name"]), self._manager.policy.config.minds

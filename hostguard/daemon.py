@@ -29,6 +29,7 @@ from hostguard.queue import Queue, QueueError
 from hostguard.recovery import recover
 from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
+from hostguard.sleeper import Sleeper
 from hostguard.systemd import SystemdLost
 from hostguard.volute import Endpoint
 
@@ -57,8 +58,12 @@ class Daemon:
         self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
-        self.acceptor = Acceptor(self.manager, lambda mind: None, lambda mind: None)
+        self.acceptor = Acceptor(
+            self.manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind)
+        )
         self.scheduler = Scheduler(self.manager, self.acceptor)
+        self.sleeper = Sleeper(self.manager, self.acceptor)
+        self.manager.on_session = self.sleeper.on_session
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
@@ -90,6 +95,7 @@ class Daemon:
             await self._look_at_device(config)
             await self.manager.runner.open()
             await recover(self.manager)
+            self.sleeper.start()
             await self.scheduler.start()
         except (QueueError, SystemdLost) as error:
             raise Fatal(str(error)) from error
@@ -106,6 +112,7 @@ class Daemon:
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
         self.scheduler.close()
+        self.sleeper.close()
         server.end()
         await self.endpoint.close()
         await asyncio.wait([serving], timeout=SETTLE_S)

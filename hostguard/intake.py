@@ -82,7 +82,7 @@ def message(body: Any, config: Config, now: int) -> Message:
         raise bad_request("content is missing: the message, any JSON value")
     sender = text(body, "sender", SENDER_MAX)
     channel, minds = _target(body.get("to"), config, sender)
-    not_before, expires_at = _time(body, "not_before"), _time(body, "expires_at")
+    not_before, expires_at = time(body, "not_before"), time(body, "expires_at")
     if expires_at and expires_at <= max(now, not_before):
         raise bad_request("expires_at is not after now and not_before: the message could never start")
     session = text(body, "session", SESSION_MAX)
@@ -243,7 +243,8 @@ def text(body: Mapping[str, Any], name: str, most: int) -> str | None:
     return value
 
 
-def _time(body: Mapping[str, Any], name: str) -> int:
+def time(body: Mapping[str, Any], name: str) -> int:
+    """A time in ms since the epoch, 0 if there is none. Raises Problem."""
     value = body.get(name)
     if value is None:
         return 0

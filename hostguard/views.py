@@ -68,12 +68,12 @@ def why(manager: Manager, row: Delivery) -> Json:
     view |= {"reason": hold.reason, "blocker": hold.blocker}
     if hold.reason is Reason.NOT_DUE:
         again = f" (attempt {row.attempts + 1})" if row.attempts else ""
-        text = f"{row.id} is not held: it is due in {_span(row.not_before - now_ms())}{again}"
+        text = f"{row.id} is not held: it is due in {span(row.not_before - now_ms())}{again}"
         return view | {"since": row.created_at, "due": row.not_before, "text": text}
     place = manager.backlog.place(row.id, row.mind)
     since = max(row.created_at, row.not_before)
     text = (
-        f"{row.id} has waited {_span(now_ms() - since)}: {sentence(hold)};"
+        f"{row.id} has waited {span(now_ms() - since)}: {sentence(hold)};"
         f" it is number {place} in line for {row.mind}"
     )
     return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
@@ -133,10 +133,11 @@ def minds(manager: Manager) -> list[Json]:
     """Every configured mind, and those that only have rows or scopes."""
     names = [*manager.policy.config.minds]
     others = {*manager.backlog.mind_names(), *(turn.live.mind for turn in manager.runner.live)} - {*names, ""}
-    return [_mind(manager, name) for name in [*names, *sorted(others)]]
+    return [mind(manager, name) for name in [*names, *sorted(others)]]
 
 
-def _mind(manager: Manager, name: str) -> Json:
+def mind(manager: Manager, name: str) -> Json:
+    """One mind."""
     mind = manager.policy.config.minds.get(name)
     view = manager.view(name)
     held = manager.backlog.count(name)
@@ -210,7 +211,8 @@ def status_line(manager: Manager) -> str:
     return f"{line}; paused" if manager.policy.paused() else line
 
 
-def _span(ms: int) -> str:
+def span(ms: int) -> str:
+    """A length of time in words."""
     seconds = max(0, ms) // 1000
     hours, seconds = divmod(seconds, 3600)
     minutes, seconds = divmod(seconds, 60)
