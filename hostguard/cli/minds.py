@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from time import time
 from typing import Any
 
 import click
 
 from hostguard import client
 from hostguard.cli.common import json_option, print_json
-from hostguard.cli.show import ms, table, terminal_width
+from hostguard.cli.show import clock, ms, safe, table, terminal_width
 
 
 @click.command()
@@ -17,7 +18,7 @@ from hostguard.cli.show import ms, table, terminal_width
 def command(as_json: bool) -> None:
     """List the minds.
 
-    Each stands with its live turns and its cap, and what waits for it.
+    Each stands with its live turns and its cap, the sessions it works in and for how long, and what waits.
 
     \b
     Example:
@@ -39,15 +40,41 @@ def mind_table(minds: list[Any], width: int | None) -> str:
             mind["name"],
             mind["state"],
             f"{mind['live']}/{mind['cap']}",
+            _sessions(mind),
             mind["queued"],
             mind["held"],
             ms(mind.get("oldest_wait_ms")),
+            _kept(mind),
             mind.get("user"),
-            _command(mind.get("command")),
+            mind.get("url") or _command(mind.get("command")),
         )
         for mind in minds
     ]
-    return table(("NAME", "STATE", "TURNS", "QUEUED", "HELD", "OLDEST", "USER", "COMMAND"), rows, width)
+    headers = (
+        "NAME", "STATE", "TURNS", "SESSION", "QUEUED", "HELD", "OLDEST", "KEPT", "USER", "COMMAND OR URL",
+    )  # fmt: skip
+    return table(headers, rows, width)
+
+
+def asleep_text(mind: Any) -> str:
+    """Whether the mind sleeps, in words."""
+    name, until = safe(mind["name"]), clock(mind.get("asleep_until"))
+    if mind["state"] == "asleep":
+        return f"{name} sleeps" + (f" until {until}" if until else "")
+    if mind.get("falling_asleep"):
+        return f"{name} falls asleep once it was told and its turn is over"
+    return f"{name} is awake: {mind['state']}"
+
+
+def _sessions(mind: Any) -> str:
+    now = time() * 1000
+    return ", ".join(f"{one['session'] or '-'} {ms(now - one['since'])}" for one in mind.get("sessions", []))
+
+
+def _kept(mind: Any) -> str:
+    """Rows that a batch or a missing route keeps back."""
+    kept = ((mind.get(name), name) for name in ("batching", "gated"))
+    return ", ".join(f"{count} {name}" for count, name in kept if count)
 
 
 def _command(command: Any) -> str:

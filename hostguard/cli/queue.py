@@ -12,7 +12,10 @@ from hostguard import client
 from hostguard.cli.common import complete_minds, complete_rows, hold_text, json_option, print_json
 from hostguard.cli.show import clock, duration, fields, ms, safe, size, table, terminal_width
 
-STATES = ("queued", "delivering", "done", "dead", "cancelled", "expired", "all")
+STATES = (
+    "queued", "delivering", "batching", "gated", "done", "dead", "cancelled", "expired", "batched", "skipped",
+    "all",
+)  # fmt: skip
 LIMIT_MAX = 1000  # the API's own
 
 

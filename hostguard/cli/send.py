@@ -17,18 +17,22 @@ from hostguard.cli.when import as_duration, as_time
 
 READ_MAX = 1 << 20  # bytes; the daemon's own default limit for a payload
 POLL_S = 50  # seconds that one request waits; the API allows 60
-FINAL = frozenset({"done", "dead", "cancelled", "expired"})
+FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 
 
 @click.command()
 @click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_minds)
 @click.argument("text", metavar="[TEXT|-]", required=False)
-@click.option("--session", default="main", show_default=True, help="The conversation it belongs to.")
+@click.option("--session", help='The conversation; else the mind\'s routes say, or "main". "$new": its own.')
 @click.option("--sender", help="Who it is from.")
 @click.option("--key", help="Idempotency key: sent again with the same key, it is queued once.")
 @click.option("--at", metavar="WHEN", callback=as_time, help="Not before this time.")
 @click.option("--expires", metavar="WHEN", callback=as_time, help="Drop it if it has not started by then.")
 @click.option("--interrupt", is_flag=True, help="Ask the mind to take it into its running turn.")
+@click.option("--instructions", metavar="TEXT", help="What the mind is to heed beside it.")
+@click.option(
+    "--while-sleeping", type=click.Choice(("skip", "queue", "trigger-wake")), help="What if the mind sleeps."
+)
 @click.option("--wait", is_flag=True, help="Wait for the end; exit 0 only if every command exited with 0.")
 @click.option(
     "--timeout", metavar="T", callback=as_duration, help="With --wait: stop waiting after this long."
@@ -37,12 +41,14 @@ FINAL = frozenset({"done", "dead", "cancelled", "expired"})
 def command(
     to: str,
     text: str | None,
-    session: str,
+    session: str | None,
     sender: str | None,
     key: str | None,
     at: int | None,
     expires: int | None,
     interrupt: bool,
+    instructions: str | None,
+    while_sleeping: str | None,
     wait: bool,
     timeout: float | None,
     as_json: bool,
@@ -69,6 +75,8 @@ def command(
         "not_before": at,
         "expires_at": expires,
         "interrupt": interrupt,
+        "instructions": instructions,
+        "whileSleeping": while_sleeping,
     }
     answer = client.call("POST", "/v1/deliveries", body=request)
     deliveries = answer["deliveries"]
@@ -114,7 +122,10 @@ def _wait(delivery: Any, deadline: float | None) -> Any:
         wait_s = POLL_S if deadline is None else min(POLL_S, deadline - monotonic())
         if wait_s <= 0:
             break
-        delivery = client.call("GET", f"/v1/deliveries/{delivery['id']}", params={"wait_s": round(wait_s, 1)})
+        # One that went out in a batch is followed there.
+        batched = delivery["state"] == "batched"
+        id_ = delivery["result"]["delivery"] if batched else delivery["id"]
+        delivery = client.call("GET", f"/v1/deliveries/{id_}", params={"wait_s": round(wait_s, 1)})
     return delivery
 
 
@@ -141,7 +152,11 @@ def _exit_code(deliveries: list[Any]) -> int:
     if any(delivery["state"] == "queued" for delivery in deliveries):
         return HELD
     succeeded = (
-        delivery["state"] == "done" and (delivery.get("result") or {}).get("exit") == 0
-        for delivery in deliveries
+        delivery["state"] == "done" and _went_well(delivery.get("result") or {}) for delivery in deliveries
     )
     return 0 if all(succeeded) else FAILED
+
+
+def _went_well(result: Any) -> bool:
+    """Exit status 0 of a command; of a resident mind's turn, which has none, an end of its own."""
+    return result.get("exit") == 0 or result.get("outcome") in ("done", "gone", "idle")

@@ -195,6 +195,8 @@ def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) 
     assert body == {
         "to": "#c", "content": "hi", "session": "s", "sender": "ci", "key": "k", "expires_at": None,
         "interrupt": True,
+        "instructions": None,
+        "whileSleeping": None,
     }  # fmt: skip
 
 
