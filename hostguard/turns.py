@@ -64,7 +64,7 @@ def work(mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Work:
     """What the row runs as the mind's user: its command, a schedule's script, or the append to a file."""
     told = environment(mind, row, turn_id(row.id, row.attempts), waited.ms)
     if row.kind is Kind.SCRIPT:
-        return Work((mind.shell, "-c", json.loads(raw)["script"]), b"", told, OUTPUT_MAX)
+        return Work(("/bin/sh", "-c", json.loads(raw)["script"]), b"", told, OUTPUT_MAX)
     if row.kind is Kind.FILE:
         path = row.session.removeprefix(FILE_SESSION)
         return Work(("/bin/sh", "-c", 'cat >>"$0"', path), payload.file_line(row, raw), told)
