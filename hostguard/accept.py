@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hostguard import deliveries, dispatch
+from hostguard import deliveries, dispatch, gated
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.control import ANSWER_S
@@ -30,6 +30,14 @@ class Accepted(NamedTuple):
     created: bool
 
 
+class Stored(NamedTuple):
+    """What a message's transaction stored: all its rows, those that are new, and what gating some brought."""
+
+    rows: list[Delivery]
+    fresh: list[Delivery]
+    gated: gated.Gated
+
+
 class Acceptor:
     """Takes messages, and `hostguard run`s, into the queue."""
 
@@ -39,6 +47,8 @@ class Acceptor:
         self._manager = manager
         self._routes = routes
         self._wake = wake
+        # Told of each message's new rows, some of which may be kept back; set by hostguard.kept.
+        self.on_kept: Callable[[list[Delivery], bytes, gated.Gated], None] = lambda rows, raw, done: None
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
     async def send(self, message: Message, also: Op | None = None) -> Accepted:
@@ -86,15 +96,16 @@ class Acceptor:
         manager, minds = self._manager, [target.mind for target in new.targets]
         floor = manager.ledger.floor
 
-        def enqueue(db: sqlite3.Connection) -> tuple[list[Delivery], list[Delivery]]:
-            stored = deliveries.enqueue(db, new, full, floor)
+        def enqueue(db: sqlite3.Connection) -> Stored:
+            rows, fresh = deliveries.enqueue(db, new, full, floor)
+            done = gated.gate(db, fresh, new.payload, now_ms())
             if also is not None:
                 also(db)
-            return stored
+            return Stored(rows, fresh, done)
 
         write = manager.queue.submit(enqueue)
         try:
-            rows, fresh = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
+            stored = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
         except TimeoutError:
             if not manager.queue.withdraw(write):
                 self._follow(write, new)
@@ -110,20 +121,27 @@ class Acceptor:
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
             self._pending.subtract(minds)
-        if fresh:
-            if caller is not None:
-                manager.callers.attach(fresh[0].row, caller)
-            manager.admit(fresh)
-        return Accepted(rows, sorted(set(minds) - {row.mind for row in rows}), bool(fresh))
+        if stored.fresh and caller is not None:
+            manager.callers.attach(stored.fresh[0].row, caller)
+        self._take(stored, new.payload)
+        refused = sorted(set(minds) - {row.mind for row in stored.rows})
+        return Accepted(stored.rows, refused, bool(stored.fresh))
 
-    def _follow(self, write: Write[tuple[list[Delivery], list[Delivery]]], new: New) -> None:
-        def late(future: asyncio.Future[tuple[list[Delivery], list[Delivery]]]) -> None:
-            if future.cancelled() or future.exception() is not None or not (fresh := future.result()[1]):
+    def _take(self, stored: Stored, raw: bytes) -> None:
+        """Offer what was stored to the gate, and keep back what is kept back."""
+        if stored.fresh:
+            self.on_kept(stored.fresh, raw, stored.gated)
+            queued = [row for row in (*stored.fresh, *stored.gated.invites) if row.state is State.QUEUED]
+            self._manager.admit(queued)
+
+    def _follow(self, write: Write[Stored], new: New) -> None:
+        def late(future: asyncio.Future[Stored]) -> None:
+            if future.cancelled() or future.exception() is not None or not future.result().fresh:
                 return
             if new.key is not None:
-                self._manager.admit(fresh)
+                self._take(future.result(), new.payload)
             else:
-                ids = [row.id for row in fresh]
+                ids = [row.id for row in future.result().fresh]
                 self._manager.ledger.write(lambda db: deliveries.forget(db, ids))
 
         write.future.add_done_callback(late)

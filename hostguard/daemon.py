@@ -21,6 +21,7 @@ from hostguard.deliveries import settings
 from hostguard.device import Device, choose
 from hostguard.events import Event, Events
 from hostguard.journal import Handler, Journal
+from hostguard.kept import Kept
 from hostguard.manager import Manager
 from hostguard.model import Config
 from hostguard.notify import Notifier, watchdog_s
@@ -58,12 +59,14 @@ class Daemon:
         self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
         self.manager = Manager(self.queue, self.events, self._changed)
+        self.kept = Kept(self.manager)
         self.acceptor = Acceptor(
-            self.manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind)
+            self.manager, self.kept.files.get, lambda mind: self.sleeper.wake_for_message(mind)
         )
         self.scheduler = Scheduler(self.manager, self.acceptor)
         self.sleeper = Sleeper(self.manager, self.acceptor)
-        self.manager.on_session = self.sleeper.on_session
+        self.manager.on_session = self._on_session
+        self.manager.runner.on_unit = self._on_unit
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
@@ -94,7 +97,9 @@ class Daemon:
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             await self.manager.runner.open()
+            self._follow_units(config)
             await recover(self.manager)
+            await self.kept.start(config, self.acceptor)
             self.sleeper.start()
             await self.scheduler.start()
         except (QueueError, SystemdLost) as error:
@@ -113,6 +118,7 @@ class Daemon:
         self.manager.closing = True
         self.scheduler.close()
         self.sleeper.close()
+        await self.kept.close()
         server.end()
         await self.endpoint.close()
         await asyncio.wait([serving], timeout=SETTLE_S)
@@ -136,13 +142,28 @@ class Daemon:
             self.manager.policy.config = config
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
+            self._follow_units(config)
             await self.endpoint.reload(config)
+            await self.kept.reload(config)
             await self.scheduler.reload()
             self.events.emit(
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
             )
             touch(self.manager)
             self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
+
+    def _on_session(self, mind: str, session: str, busy: bool) -> None:
+        self.kept.batcher.session_changed(mind, session, busy)
+        self.sleeper.on_session(mind, session, busy)
+
+    def _follow_units(self, config: Config) -> None:
+        minds = config.minds.values()
+        self.manager.runner.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
+
+    def _on_unit(self, unit: str) -> None:
+        for mind in self.manager.policy.config.minds.values():
+            if mind.unit == unit:
+                self.manager.residents.up(mind.name)
 
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""

@@ -200,6 +200,7 @@ class Residents:
             )  # fmt: skip
             if turn in self._runner.live:
                 resident.folded.append((delivery, waited))
+                manager.on_session(row.mind, row.session, True)
                 self.adopter.look(mind.name)
             else:
                 manager.settle(

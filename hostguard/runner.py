@@ -105,7 +105,7 @@ class Runner:
         return False
 
     def begin_record(self, turn: Turn) -> bool:
-        """Make the record of a turn that is about to start. False if that is not possible: the turn is over."""
+        """Make the record of a turn that is about to start. False if it cannot be made: the turn is over."""
         assert turn.live.id is not None
         try:
             turns.begin_record(turn.live.id)

@@ -40,6 +40,7 @@ class Starter:
         takes_input = mind.url is not None and row.kind is not Kind.RUN and not own_session(row.session)
         turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id, takes_input), now, Phase.STARTING)
         live.add(turn)
+        manager.on_session(row.mind, row.session, True)
         manager.keep(asyncio.create_task(self._start(turn, row)))
         return True
 

@@ -154,6 +154,7 @@ def mind(manager: Manager, name: str) -> Json:
         "cap": view.cap,
         "live": len(view.live),
         "queued": manager.backlog.total(name),
+        "kept": manager.kept(name),
         "held": held,
         "oldest_wait_ms": now_ms() - since if since is not None else None,
         "command": list(mind.command) if mind else [],

@@ -44,7 +44,7 @@ def mind_table(minds: list[Any], width: int | None) -> str:
             mind["queued"],
             mind["held"],
             ms(mind.get("oldest_wait_ms")),
-            _kept(mind),
+            mind.get("kept") or "",
             mind.get("user"),
             mind.get("url") or _command(mind.get("command")),
         )
@@ -69,12 +69,6 @@ def asleep_text(mind: Any) -> str:
 def _sessions(mind: Any) -> str:
     now = time() * 1000
     return ", ".join(f"{one['session'] or '-'} {ms(now - one['since'])}" for one in mind.get("sessions", []))
-
-
-def _kept(mind: Any) -> str:
-    """Rows that a batch or a missing route keeps back."""
-    kept = ((mind.get(name), name) for name in ("batching", "gated"))
-    return ", ".join(f"{count} {name}" for count, name in kept if count)
 
 
 def _command(command: Any) -> str:

@@ -1,0 +1,67 @@
+"""What is kept back before the gate sees it: messages in a batch, and those that no route matches yet.
+
+Puts the parts together: the routes' files, the buffers of batches, the gated rows.
+"""
+
+from __future__ import annotations
+
+from hostguard.accept import Acceptor
+from hostguard.batcher import Batcher
+from hostguard.gated import Gated
+from hostguard.gating import Gating
+from hostguard.manager import Manager
+from hostguard.model import Config, Delivery, State
+from hostguard.routes import RouteFiles
+from hostguard.routing import instructions
+
+
+class Kept:
+    """One for the guard."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self.files = RouteFiles(lambda mind: self.gating.changed(mind))
+        self.batcher = Batcher(manager)
+        self.gating = Gating(manager, self.files.get, self._take)
+        manager.kept = lambda mind: self.batcher.count(mind) + self.gating.count(mind)
+        manager.on_taken_back = self._taken_back
+        manager.instructions = self._instructions
+
+    async def start(self, config: Config, acceptor: Acceptor) -> None:
+        """Read the routes, and take up what an earlier guard kept back. Raises Unavailable."""
+        acceptor.on_kept = self._stored
+        await self.files.start(config)
+        await self.batcher.start()
+        await self.gating.start()
+
+    async def reload(self, config: Config) -> None:
+        """Follow a new configuration."""
+        await self.files.reload(config)
+        self.gating.reload()
+
+    async def close(self) -> None:
+        """Let nothing go any more: the next guard does."""
+        self.batcher.close()
+        await self.files.close()
+
+    def _take(self, row: Delivery, raw: bytes) -> None:
+        if row.state is State.BATCHING:
+            self.batcher.add(row, raw)
+        elif row.state is State.QUEUED:
+            self._manager.admit([row])
+
+    def _stored(self, fresh: list[Delivery], raw: bytes, done: Gated) -> None:
+        for row in fresh:
+            if row.state is State.BATCHING:
+                self.batcher.add(row, raw)
+        self.gating.stored(fresh, raw, done)
+
+    def _taken_back(self, row: Delivery) -> None:
+        if row.state is State.BATCHING:
+            self.batcher.taken_back(row)
+        else:
+            self.gating.taken_back(row)
+
+    def _instructions(self, mind: str, session: str) -> str | None:
+        routes = self.files.get(mind)
+        return instructions(routes, session) if routes is not None else None
