@@ -11,13 +11,13 @@ from hostguard.batching import gathered
 from hostguard.deliveries import New
 from hostguard.model import Delivery, Kind, State, Target
 
-# As the partial index deliveries_kept has it.
+# As the partial index deliveries_kept has it; "+id" leaves the order of the whole table aside.
 _BATCHING = "state IN ('batching', 'gated') AND state = 'batching'"
 
 
 def waiting(db: sqlite3.Connection) -> Iterator[tuple[Delivery, bytes]]:
     """(row, payload) of every row that is gathered, in order of id."""
-    ids = db.execute(f"SELECT id FROM deliveries WHERE {_BATCHING} ORDER BY id").fetchall()  # noqa: S608
+    ids = db.execute(f"SELECT id FROM deliveries WHERE {_BATCHING} ORDER BY +id").fetchall()  # noqa: S608
     for (id_,) in ids:
         found = deliveries.with_payload(db, id_)
         if found is not None:

@@ -156,7 +156,10 @@ def move(db: sqlite3.Connection, moves: Sequence[Move], now: int) -> Moved:
     """Carry the moves out, in one transaction. A row that is gated no more stays as it is."""
     out: list[tuple[Delivery, bytes]] = []
     ended: list[int] = []
-    for id_, target in moves:
+    for id_, placed in moves:
+        target = placed
+        if target.state is State.BATCHING and _has_times(db, id_):
+            target = Target(target.mind, target.session)  # a batch has no times of its own
         final = target.state.final
         moved = db.execute(
             "UPDATE deliveries SET state = ?, session = ?, kind = ?, result = ?, ended_at = ?"
@@ -170,3 +173,8 @@ def move(db: sqlite3.Connection, moves: Sequence[Move], now: int) -> Moved:
             assert found is not None
             out.append(found)
     return Moved(out, ended)
+
+
+def _has_times(db: sqlite3.Connection, id_: int) -> bool:
+    row = db.execute("SELECT not_before + expires_at FROM deliveries WHERE id = ?", (id_,)).fetchone()
+    return row is not None and row[0] > 0

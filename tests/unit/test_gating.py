@@ -259,6 +259,21 @@ def test_a_move_changes_only_gated_rows(tmp_path):
     assert (rows[2].ended_at, rows[2].result) == (77, {"outcome": "archived", "reason": "old"})
 
 
+def test_a_row_with_times_is_not_gathered(tmp_path):
+    async def work(queue):
+        new = kept()
+        for times in ({}, {"not_before": 5}, {"expires_at": 1 << 40}):
+            await queue.write(store(New(new.targets, new.payload, 1000, channel="#x", **times)))
+        rows = await queue.read(lambda db: list(read(db, "bob")))
+        moves = release("bob", rows, by({"rules": [{"batch": 1, "session": "s"}]}))
+        return (await queue.write(lambda db: move(db, moves, 77))).out
+
+    out = on_queue(tmp_path, work)
+    assert [row.state for row, _ in out] == [State.BATCHING, State.QUEUED, State.QUEUED]
+    assert [row.session for row, _ in out] == ["s"] * 3
+    assert [bool(row.result) for row, _ in out] == [True, False, False]
+
+
 # -- the shell
 
 
