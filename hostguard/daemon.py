@@ -98,8 +98,9 @@ class Daemon:
             await self._look_at_device(config)
             await self.manager.runner.open()
             self._follow_units(config)
+            await self.kept.read(config)
             await recover(self.manager)
-            await self.kept.start(config, self.acceptor)
+            await self.kept.start(self.acceptor)
             self.sleeper.start()
             await self.scheduler.start()
         except (QueueError, SystemdLost) as error:

@@ -27,10 +27,13 @@ class Kept:
         manager.on_taken_back = self._taken_back
         manager.instructions = self._instructions
 
-    async def start(self, config: Config, acceptor: Acceptor) -> None:
-        """Read the routes, and take up what an earlier guard kept back. Raises Unavailable."""
-        acceptor.on_kept = self._stored
+    async def read(self, config: Config) -> None:
+        """Read the routes: before anything is posted, since they have the sessions' instructions."""
         await self.files.start(config)
+
+    async def start(self, acceptor: Acceptor) -> None:
+        """Take up what an earlier guard kept back, once the queue is recovered. Raises Unavailable."""
+        acceptor.on_kept = self._stored
         await self.batcher.start()
         await self.gating.start()
 

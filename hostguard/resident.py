@@ -124,6 +124,7 @@ class Residents:
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
         resident.posted = True
         self._down.pop(mind.name, None)
+        self._manager.on_session(mind.name, turn.live.session or "", True)
         self.adopter.look(mind.name)
         self._watch_busy()
         self.feed(turn)
