@@ -14,14 +14,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from hostguard.model import Mind
-from hostguard.procs import Process, home_of, listener, members, process, storage_bytes, uid_of
+from hostguard.procs import Process, members, process, storage_bytes
+from hostguard.servers import Server, Servers, attach
 from hostguard.systemd import Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
@@ -29,25 +29,9 @@ log = logging.getLogger(__name__)
 LOOKS_S = (0.0, 0.02, 0.06, 0.15, 0.4)  # after a POST; then every EVERY_S
 EVERY_S = 1.0
 HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: look again
+FREEZE_TRY = 3  # one that does nothing but fork and leave is never caught running
 AGAIN_S = 1.0  # systemd does not answer: the way home is tried again
 BUSY = 0.01  # of one CPU: a process that only waits uses less
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A mind's server: its process, its pidfd, its cgroup, and whether that is its service's own."""
-
-    mind: str
-    process: Process
-    pidfd: int
-    uid: int
-    home: Path
-    own: bool
-
-    def alive(self) -> bool:
-        """Whether it is still that process."""
-        found = process(self.process.pid)
-        return found is not None and found.started == self.process.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +54,17 @@ class Visit:
     scope: Path
     server: Server | None = None
     adopted: bool = False  # some process was in it, beside the anchor
+    refused: bool = False  # systemd did not move a process, which is told once
     looks: int = 0
+    looked: float = -1.0  # time.monotonic()
     timer: asyncio.TimerHandle | None = None
     last: Seen | None = None  # when it was last busy
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def guests(self) -> list[int]:
-        """Processes in the scope, beside the anchor."""
-        return [pid for pid in members(self.scope) if pid != self.anchor]
+        """Processes in the scope, or below it, beside the anchor."""
+        folders = [Path(folder) for folder, _, _ in os.walk(self.scope)]
+        return [pid for folder in folders for pid in members(folder) if pid != self.anchor]
 
 
 class Adopter:
@@ -87,36 +74,30 @@ class Adopter:
         self, systemd: Systemd, on_died: Callable[[str], None], cgroup: Callable[[str, str], Path]
     ) -> None:
         self._systemd = systemd
-        self._on_died = on_died
         self._cgroup = cgroup
-        self._servers: dict[str, Server] = {}
+        self._servers = Servers(systemd, on_died)
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
-        self._known: dict[tuple[int, int], str] = {}  # (pid, started) -> the session it works for
+        self._sessions: dict[Process, str] = {}  # which session each process works for
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- a turn
 
     async def begin(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
         """Adopt the session's processes into the scope, and go on looking for more until `end`."""
-        visit = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
-        visit.server = await self._server(mind)
-        self._visits[unit] = visit
+        visit = self._visits[unit] = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
         await self._adopt(visit)
 
     async def resume(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
         """As `begin`, for a scope that an earlier guard filled: what is in it is the session's."""
-        for pid in members(self._cgroup(unit, mind.name)):
-            found = process(pid)
-            if found is not None and pid != anchor:
-                self._known[pid, found.started] = session
+        self._learn(Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name)))
         await self.begin(unit, mind, session, anchor)
 
     def look(self, mind: str) -> None:
-        """Look for new processes of the mind now."""
+        """Look for new processes of the mind now; not more often than the second look follows the first."""
         for visit in self._visits.values():
             if visit.mind.name == mind:
                 visit.looks = 0
-                self._look_in(visit, LOOKS_S[0])
+                self._look_in(visit, max(LOOKS_S[0], visit.looked + LOOKS_S[1] - time.monotonic()))
 
     async def end(self, unit: str) -> list[int]:
         """Move the scope's processes home and end its anchor; the processes that could not be moved."""
@@ -127,11 +108,8 @@ class Adopter:
             visit.timer.cancel()
         async with visit.moving:  # what is being adopted is in the scope by then
             left = await self._send_home(visit)
-        with suppress(ProcessLookupError, PermissionError):
-            found = process(visit.anchor)
-            if found is not None and visit.anchor in members(visit.scope):
-                os.kill(visit.anchor, signal.SIGKILL)
-        self._forget_dead()
+        _kill(visit.anchor, visit.scope)
+        self._sessions = {known: at for known, at in self._sessions.items() if process(known.pid) == known}
         return left
 
     # -- how busy
@@ -184,142 +162,90 @@ class Adopter:
 
     async def _adopt(self, visit: Visit) -> None:
         async with visit.moving:
-            if visit.looks < len(LOOKS_S) and (visit.server is None or not visit.server.alive()):
-                visit.server = await self._server(visit.mind)
+            visit.looked = time.monotonic()
+            if visit.server is None or not visit.server.alive():
+                visit.server = await self._servers.find(visit.mind)
             try:
-                pids = self._wanted(visit)
+                pids = self._wanted(visit, visit.server) if visit.server is not None else []
                 if pids:
-                    await self._attach(visit.unit, pids)
-                    visit.adopted = True
+                    await attach(self._systemd, visit.unit, pids)
             except (SystemdError, SystemdLost) as error:
-                log.warning("%s: processes are not adopted: %s", visit.unit, error)
+                if not visit.refused:
+                    log.warning("%s: processes are not adopted: %s", visit.unit, error)
+                visit.refused = True
         visit.adopted = visit.adopted or bool(visit.guests())
         if self._visits.get(visit.unit) is visit:
-            visit.looks += 1
-            seconds = (
-                LOOKS_S[visit.looks] - LOOKS_S[visit.looks - 1] if visit.looks < len(LOOKS_S) else EVERY_S
-            )
-            self._look_in(visit, seconds)
+            visit.looks = min(visit.looks + 1, len(LOOKS_S))
+            due = EVERY_S if visit.looks == len(LOOKS_S) else LOOKS_S[visit.looks] - LOOKS_S[visit.looks - 1]
+            self._look_in(visit, due)
 
-    def _wanted(self, visit: Visit) -> list[int]:
-        server = visit.server
-        if server is None:
-            return []
-        mine = [other for other in self._visits.values() if other.mind.name == visit.mind.name]
-        youngest = mine[-1] if mine else visit
+    def _wanted(self, visit: Visit, server: Server) -> list[int]:
+        """Processes at home that belong in the scope: the session's, and new ones if no turn is younger."""
+        youngest = [other for other in self._visits.values() if other.mind.name == visit.mind.name][-1:]
         wanted = []
-        for found in self._workers(server):
-            session = self._known.get((found.pid, found.started))
-            if session is None and youngest is visit:
-                session = self._known[found.pid, found.started] = visit.session
+        for found in server.workers():
+            session = self._session(found, server)
+            if session is None and youngest == [visit]:
+                session = visit.session
+            if session is not None:
+                self._sessions[found] = session
             if session == visit.session:
                 wanted.append(found.pid)
         return wanted
 
-    def _workers(self, server: Server) -> list[Process]:
-        """The server's processes that are at home, without itself."""
-        found = {pid: known for pid in members(server.home) if (known := process(pid)) is not None}
-        return [
-            known
-            for pid, known in found.items()
-            if pid != server.process.pid
-            and (server.own or self._descends(known, server.process.pid, found))
-            and uid_of(pid) == server.uid
-        ]
-
-    def _descends(self, known: Process, ancestor: int, found: dict[int, Process]) -> bool:
-        seen = 0
-        while known.parent > 1 and seen < 64:
-            if known.parent == ancestor:
-                return True
-            above = found.get(known.parent) or process(known.parent)
-            if above is None:
-                return False
-            known, seen = above, seen + 1
-        return False
-
-    async def _attach(self, unit: str, pids: list[int]) -> None:
-        try:
-            await self._systemd.attach(unit, pids)
-        except SystemdError:
-            for pid in pids:  # one that is gone must not keep the others
-                if process(pid) is not None:
-                    await self._systemd.attach(unit, [pid])
+    def _session(self, found: Process, server: Server) -> str | None:
+        """The session that the process is known to work for, or the process that started it."""
+        if found in self._sessions:
+            return self._sessions[found]
+        started_by = (self._sessions.get(above) for above in server.ancestors(found))
+        return next((session for session in started_by if session is not None), None)
 
     # -- the way home
 
     async def _send_home(self, visit: Visit) -> list[int]:
-        for _ in range(HOME_TRIES):
-            guests = visit.guests()
-            if not guests or visit.server is None or not visit.server.alive():
-                return guests
+        """The processes that are left in the scope, beside the anchor."""
+        tries = 0
+        while (guests := visit.guests()) and tries < HOME_TRIES:
+            self._learn(visit)
+            if visit.server is None or not visit.server.alive():
+                break
+            if tries == FREEZE_TRY:
+                await asyncio.to_thread(_freeze, visit.scope, True)
             try:
-                await self._attach(visit.server.home.name, guests)
-            except SystemdLost:
+                await visit.server.take_home(self._systemd, guests)  # who leaves a frozen scope thaws
+                tries += 1
+            except SystemdLost:  # the turn goes on until systemd is back
                 await asyncio.sleep(AGAIN_S)
-            except SystemdError:  # its unit is not delegated
-                await asyncio.to_thread(_write_home, visit.server.home, guests)
-        return visit.guests()
+        if guests and tries > FREEZE_TRY:
+            await asyncio.to_thread(_freeze, visit.scope, False)
+        return guests
 
-    # -- servers
-
-    async def _server(self, mind: Mind) -> Server | None:
-        known = self._servers.get(mind.name)
-        if known is not None and known.alive():
-            return known
-        if known is not None:
-            self._gone(known)
-        try:
-            if mind.unit is not None:
-                pid = await self._systemd.main_pid(mind.unit)
-            else:
-                pid = await asyncio.to_thread(listener, urlsplit(mind.url or "").port or 80)
-        except (SystemdError, SystemdLost, OSError) as error:
-            log.warning("the server of %s is not found: %s", mind.name, error)
-            return None
-        return self._follow(mind, pid) if pid else None
-
-    def _follow(self, mind: Mind, pid: int) -> Server | None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            return None
-        found, home = process(pid), home_of(pid)
-        if found is None or home is None or pid == os.getpid():
-            os.close(pidfd)
-            return None
-        own = mind.unit is not None and home.name == mind.unit
-        server = Server(mind.name, found, pidfd, uid_of(pid), home, own)
-        self._servers[mind.name] = server
-        asyncio.get_running_loop().add_reader(pidfd, self._died, server)
-        return server
-
-    def _died(self, server: Server) -> None:
-        self._gone(server)
-        self._on_died(server.mind)
-
-    def _gone(self, server: Server) -> None:
-        if self._servers.get(server.mind) is server:
-            del self._servers[server.mind]
-            asyncio.get_running_loop().remove_reader(server.pidfd)
-            os.close(server.pidfd)
-
-    def _forget_dead(self) -> None:
-        for key in [*self._known]:
-            found = process(key[0])
-            if found is None or found.started != key[1]:
-                del self._known[key]
+    def _learn(self, visit: Visit) -> None:
+        """What is in the scope works for its session, also what was born there."""
+        for pid in visit.guests():
+            found = process(pid)
+            if found is not None:
+                self._sessions[found] = visit.session
 
     def close(self) -> None:
         """Follow nothing any more. Processes stay where they are."""
         for visit in self._visits.values():
             if visit.timer is not None:
                 visit.timer.cancel()
-        for server in [*self._servers.values()]:
-            self._gone(server)
+        self._servers.close()
 
 
-def _write_home(home: Path, pids: Iterable[int]) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            (home / "cgroup.procs").write_text(str(pid))
+def _freeze(scope: Path, frozen: bool) -> None:
+    with suppress(OSError):
+        (scope / "cgroup.freeze").write_text("1" if frozen else "0")
+
+
+def _kill(anchor: int, scope: Path) -> None:
+    """End the anchor, if it is what has its pid."""
+    with suppress(OSError):
+        pidfd = os.pidfd_open(anchor)
+        try:
+            if anchor in members(scope):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hostguard import cgroups
 
@@ -13,13 +14,16 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc/PID/stat tells. `started`, in ticks since boot, and the pid name one process for ever."""
+    """What /proc/PID/stat tells. `started`, in ticks since boot, and the pid name one process for ever.
+
+    So two of these are equal if they are of one process.
+    """
 
     pid: int
-    parent: int
     started: int
-    cpu_s: float
-    waits: bool = False  # for a disk, or something else that cannot be interrupted
+    parent: int = field(compare=False)
+    cpu_s: float = field(compare=False)
+    waits: bool = field(compare=False)  # for a disk, or something else that cannot be interrupted
 
 
 def process(pid: int) -> Process | None:
@@ -31,7 +35,7 @@ def process(pid: int) -> Process | None:
     if fields[0] in (b"Z", b"X"):
         return None
     cpu = (int(fields[11]) + int(fields[12])) * TICK_S
-    return Process(pid, int(fields[1]), int(fields[19]), cpu, fields[0] == b"D")
+    return Process(pid, int(fields[19]), int(fields[1]), cpu, fields[0] == b"D")
 
 
 def storage_bytes(pid: int) -> int:
@@ -52,11 +56,12 @@ def members(cgroup: Path) -> list[int]:
 
 
 def uid_of(pid: int) -> int:
-    """The process's user; -1 if it is gone."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
+    """The process's effective user; -1 if it is gone."""
+    try:  # not the owner of the folder: that is root for a process that may not be traced
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return -1
+    return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
 
 
 def home_of(pid: int) -> Path | None:
@@ -69,11 +74,19 @@ def home_of(pid: int) -> Path | None:
     return cgroups.ROOT / own.lstrip("/") if own is not None else None
 
 
-def listener(port: int) -> int:
-    """The process that listens on a TCP port of this host; 0 = none."""
+def listener(url: str) -> int:
+    """The process that takes connections to the URL; 0 if none of this host does. Reads all descriptors."""
     import psutil
 
+    parts = urlsplit(url)
+    hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    if not hosts & own and not (parts.hostname or "").startswith("127."):
+        return 0
+    hosts |= {"0.0.0.0", "::"}  # noqa: S104
     for found in psutil.net_connections("tcp"):
-        if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid:
-            return int(found.pid)
+        if found.status == psutil.CONN_LISTEN and found.pid and found.laddr:
+            host, port = found.laddr
+            if port == parts.port and host in hosts:
+                return found.pid
     return 0

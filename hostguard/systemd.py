@@ -168,12 +168,12 @@ class Systemd:
         found = await self._call("Get", "ss", [interface, "MainPID"], f"{DBUS}.Properties", path[0])
         return int(found[0].value)
 
-    async def attach(self, unit: str, pids: Sequence[int]) -> None:
-        """Move processes into a unit that is delegated. Raises SystemdError, SystemdLost.
+    async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
+        """Move processes into a unit that is delegated, or into the cgroup `below` it ("/...").
 
-        If one of them is gone systemd may have moved none, or only some.
+        If one of them is gone systemd may have moved none, or only some. Raises SystemdError, SystemdLost.
         """
-        await self._call("AttachProcessesToUnit", "ssau", [unit, "", list(pids)])
+        await self._call("AttachProcessesToUnit", "ssau", [unit, below, list(pids)])
 
     async def stop_unit(self, unit: str) -> None:
         """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out.

@@ -56,6 +56,22 @@ def slice_mind(name: str) -> str | None:
     return None
 
 
+def unit_of_cgroup(cgroup: str, root: str) -> tuple[str, str] | None:
+    """The unit whose cgroup this is or is in, and the path below that, "" or "/...".
+
+    Both are paths as in /proc/PID/cgroup; the manager's units hang from `root`. None: it is no unit's.
+    """
+    prefix = root.rstrip("/") + "/"
+    if not cgroup.startswith(prefix):
+        return None
+    parts = cgroup.removeprefix(prefix).split("/")
+    while parts and parts[0].endswith(".slice"):
+        del parts[0]
+    if not parts or not parts[0].endswith((".service", ".scope")):
+        return None
+    return parts[0], "".join(f"/{part}" for part in parts[1:])
+
+
 def scope_properties(
     mind: str,
     description: str,
