@@ -117,6 +117,13 @@ class Backlog:
         """All rows of one mind, due or not."""
         return self.count(mind) + self._later_count[mind]
 
+    def due_by(self, mind: str, when: int) -> bool:
+        """Whether a row of the mind is due, or will be at `when`, in ms. O(rows that are not due)."""
+        later = self._later_count[mind] and any(
+            row.mind == mind and row.not_before <= when for row in self._later_rows.values()
+        )
+        return self.count(mind) > 0 or bool(later)
+
     def has(self, id_: int, mind: str, session: str) -> bool:
         """Whether the row is here, due or not. O(rows of the session)."""
         rows = self._minds.get(mind)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 from hostguard import deliveries
 from hostguard.manager import Manager
@@ -13,6 +15,9 @@ from hostguard.systemd import SystemdError, SystemdLost
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0  # until systemd, which did not answer, is asked again
+# A service is often started before it listens; a POST that is refused would wait for 5 s.
+LISTEN_S = 10.0
+LOOK_S = 0.05
 
 
 def start_key(mind: str) -> str:
@@ -40,14 +45,18 @@ class MindUnits:
             task.cancel()
 
     async def start(self, mind: str) -> None:
-        """Start the mind's unit and wait for it. If it fails that is only logged: the mind is down then."""
+        """Start the mind's unit and wait until it takes messages.
+
+        One that does not is only logged: then the mind is down.
+        """
         unit = self._unit(mind)
         if unit is None:
             return
         self._starting.add(mind)
         try:
             async with self._lock(mind):
-                await self._ask(unit, self._manager.runner.systemd.start_unit, lambda: True)
+                if await self._ask(unit, self._manager.runner.systemd.start_unit, lambda: True):
+                    await self._listening(mind, unit)
         finally:
             self._starting.discard(mind)
         key = start_key(mind)
@@ -68,19 +77,36 @@ class MindUnits:
         manager = self._manager
         return manager.policy.asleep(mind) and not manager.runner.live.of(mind) and mind not in self._starting
 
+    async def _listening(self, mind: str, unit: str) -> None:
+        url = urlsplit(self._manager.policy.config.minds[mind].url or "")
+        if url.hostname is None:
+            return
+        try:
+            async with asyncio.timeout(LISTEN_S):
+                while True:
+                    with suppress(OSError):
+                        _, writer = await asyncio.open_connection(url.hostname, url.port)
+                        writer.close()
+                        return
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            log.warning("%s: takes no connections %.0f s after its start", unit, LISTEN_S)
+
     async def _ask(
         self, unit: str, call: Callable[[str], Awaitable[None]], wanted: Callable[[], bool]
-    ) -> None:
+    ) -> bool:
+        """True once systemd has done it."""
         while wanted():
             try:
                 await call(unit)
-                return
+                return True
             except SystemdError as error:
                 log.error("%s: %s", unit, error)
-                return
+                return False
             except SystemdLost as error:
                 log.warning("%s: %s; trying again", unit, error)
                 await asyncio.sleep(AGAIN_S)
+        return False
 
     def _unit(self, mind: str) -> str | None:
         config = self._manager.policy.config.minds.get(mind)

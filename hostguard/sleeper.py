@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from hostguard import deliveries, views
+from hostguard import deliveries, turns, views
 from hostguard.accept import Acceptor
 from hostguard.clock import now_ms
 from hostguard.control import store
@@ -90,6 +90,7 @@ class Sleeper:
             state = policy.setting(key)
             if state is not None:
                 await self._store(mind, {key: state | {"until": until}})
+                self._fell(mind)  # the message may have had its turn meanwhile
             elif not await self._tell(config, until, now):
                 await self._store(mind, {key: {"since": now, "until": until}, woken_key(mind): None})
                 self._fell_asleep(mind)
@@ -151,8 +152,10 @@ class Sleeper:
         woken = policy.setting(woken_key(mind))
         if not woken or policy.sleepy(mind):
             return
-        # Rows on their way to the card were planned for a mind that is awake.
-        if manager.runner.live.of(mind) or manager.backlog.count(mind) or self._acceptor.pending(mind):
+        # Rows on their way to the card were planned for a mind that is awake; others are to be tried again.
+        soon = self._clock() + turns.BACKOFF_MS[1]
+        busy = manager.runner.live.of(mind) or manager.backlog.due_by(mind, soon)
+        if busy or self._acceptor.pending(mind):
             self._watch_idle(mind)
             return
         until = woken["until"] if isinstance(woken, dict) else None
@@ -172,18 +175,20 @@ class Sleeper:
         self._spawn(self._until_awake(mind, "by a message", by_message=True))
 
     async def _until_awake(self, mind: str, by: str, by_message: bool) -> None:
-        if mind in self._waking:
-            return
-        self._waking.add(mind)
-        try:
-            while self._manager.policy.sleepy(mind):
-                try:
-                    await self._wake(mind, by, by_message)
-                except Problem as problem:
-                    log.warning("%s cannot be woken yet: %s", mind, problem.detail)
-                    await asyncio.sleep(AGAIN_S)
-        finally:
-            self._waking.discard(mind)
+        while True:
+            try:
+                return await self._wake(mind, by, by_message)
+            except Problem as problem:
+                log.warning("%s cannot be woken yet: %s", mind, problem.detail)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _on_time(self, mind: str) -> None:
+        if mind not in self._waking:
+            self._waking.add(mind)
+            try:
+                await self._until_awake(mind, "at the time that was set", by_message=False)
+            finally:
+                self._waking.discard(mind)
 
     async def _wake(self, mind: str, by: str, by_message: bool) -> None:
         manager, policy = self._manager, self._manager.policy
@@ -192,6 +197,8 @@ class Sleeper:
             if state is None:
                 if not by_message and policy.setting(woken_key(mind)):
                     await self._store(mind, {woken_key(mind): None})
+                else:  # a message may have been stored that was to wake it, when it just was
+                    self._keep({woken_key(mind): policy.setting(woken_key(mind))})
                 return
             changes = {
                 sleep_key(mind): None,
@@ -241,7 +248,7 @@ class Sleeper:
         for mind, state in policy.named(sleep_key("")).items():
             self._fell(mind)
             if state["until"] is not None and state["until"] <= now:
-                self._spawn(self._until_awake(mind, "at the time that was set", by_message=False))
+                self._spawn(self._on_time(mind))
         for mind, state in policy.named(woken_key("")).items():
             if isinstance(state, dict) and state["until"] is not None and state["until"] <= now:
                 self._keep({woken_key(mind): None})
