@@ -67,7 +67,8 @@ def decide(items: Sequence[Item], session: Session, now: float, bytes_max: int) 
         return Wait(None)
     count = _fitting(items, bytes_max)
     longest = min(item.at + item.batch.max_wait_s for item in items)
-    quiet = max(items[-1].at, session.idle_since) + items[-1].batch.debounce_s
+    newest = max(items, key=lambda item: item.at)
+    quiet = max(newest.at, session.idle_since) + newest.batch.debounce_s
     due = longest if session.busy else min(longest, quiet)
     full = count < len(items) or count == MESSAGES_MAX
     if full or due <= now or any(item.urgent for item in items):

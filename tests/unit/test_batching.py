@@ -50,6 +50,7 @@ TABLE = [
     ("somebody new", items(10) + items(12, urgent=True, interrupt=True), BUSY, 12, Flush(2, interrupt=True)),
     ("too large together", items(10, 11, size=600), BUSY, 11, Flush(1)),
     ("large enough", items(10, 11, size=500), BUSY, 11, Wait(130)),
+    ("an older one that comes later begins it anew", items(20) + items(10), IDLE, 15, Wait(25)),
     ("one that is too large goes alone", items(10, 11, size=2000), BUSY, 11, Flush(1)),
     ("a large one alone waits", items(10, size=2000), BUSY, 11, Wait(130)),
     ("the interrupt goes with its message", items(1, size=999) + items(2, size=9, urgent=True, interrupt=True), BUSY, 2, Flush(1)),
