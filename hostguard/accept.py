@@ -31,11 +31,15 @@ class Accepted(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a message's transaction stored: all its rows, those that are new, and what gating some brought."""
+    """What a message's transaction stored: all its rows, those that are new, and what gating some brought.
+
+    `woken`: the minds that are to be woken.
+    """
 
     rows: list[Delivery]
     fresh: list[Delivery]
     gated: gated.Gated
+    woken: list[str]
 
 
 class Acceptor:
@@ -55,27 +59,24 @@ class Acceptor:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         now = now_ms()
         plans = [dispatch.plan(self._recipient(mind), message) for mind in message.minds]
-        wakes = [plan.target.mind for plan in plans if plan.wake]
-
-        def mark(db: sqlite3.Connection) -> None:
-            for mind in wakes:
-                deliveries.set_setting(db, woken_key(mind), True)  # a guard killed now wakes it at its start
-            if also is not None:
-                also(db)
-
+        wakes = frozenset(plan.target.mind for plan in plans if plan.wake)
         new = message.new(tuple(plan.target for plan in plans), now)
-        accepted = await self.store(new, also=mark if wakes else also)
-        if accepted.created:
-            for mind in wakes:
-                self._wake(mind)
-        return accepted
+        return await self.store(new, also=also, wakes=wakes)
 
     def _recipient(self, mind: str) -> dispatch.Recipient:
         policy = self._manager.policy
         return dispatch.Recipient(policy.config.minds[mind], policy.sleepy(mind), self._routes(mind))
 
-    async def store(self, new: New, caller: Caller | None = None, also: Op | None = None) -> Accepted:
+    async def store(
+        self,
+        new: New,
+        caller: Caller | None = None,
+        also: Op | None = None,
+        wakes: frozenset[str] = frozenset(),
+    ) -> Accepted:
         """Store rows durably, with `also` in the same transaction. `caller` waits for the row of a new run.
+
+        `wakes`: sleeping minds that are woken for their row, if it is new.
 
         Raises Problem: then nothing was stored. Only where the device hangs in the very commit is that
         not certain; a message with a key is then delivered if it was stored after all, one without is not.
@@ -84,7 +85,7 @@ class Acceptor:
         most = manager.policy.config.rows_per_mind
         full = {m for m in minds if manager.waiting(m) + self._pending[m] >= most}
         self._pending.update(minds)  # before anything else runs: see `pending`
-        task = asyncio.create_task(self._store(new, caller, also, full))
+        task = asyncio.create_task(self._store(new, caller, also, wakes, full))
         manager.keep(task)
         return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
 
@@ -92,16 +93,21 @@ class Acceptor:
         """Rows of the mind that are planned, and on their way to the card."""
         return self._pending[mind]
 
-    async def _store(self, new: New, caller: Caller | None, also: Op | None, full: set[str]) -> Accepted:
+    async def _store(
+        self, new: New, caller: Caller | None, also: Op | None, wakes: frozenset[str], full: set[str]
+    ) -> Accepted:
         manager, minds = self._manager, [target.mind for target in new.targets]
         floor = manager.ledger.floor
 
         def enqueue(db: sqlite3.Connection) -> Stored:
             rows, fresh = deliveries.enqueue(db, new, full, floor)
             done = gated.gate(db, fresh, new.payload, now_ms())
+            woken = [row.mind for row in fresh if row.mind in wakes]
+            for mind in woken:
+                deliveries.set_setting(db, woken_key(mind), True)  # a guard killed now wakes it at its start
             if also is not None:
                 also(db)
-            return Stored(rows, fresh, done)
+            return Stored(rows, fresh, done, woken)
 
         write = manager.queue.submit(enqueue)
         try:
@@ -133,6 +139,8 @@ class Acceptor:
             self.on_kept(stored.fresh, raw, stored.gated)
             queued = [row for row in (*stored.fresh, *stored.gated.invites) if row.state is State.QUEUED]
             self._manager.admit(queued)
+        for mind in stored.woken:
+            self._wake(mind)
 
     def _follow(self, write: Write[Stored], new: New) -> None:
         def late(future: asyncio.Future[Stored]) -> None:
