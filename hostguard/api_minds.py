@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard import control, deliveries, intake, views
+from hostguard import control, deliveries, intake, routing, views
+from hostguard.clock import now_ms
+from hostguard.dispatch import DEFAULT_SESSION
+from hostguard.payload import told
 from hostguard.problems import conflict, unknown
+from hostguard.routing import Batch, Routed
 from hostguard.volute import token_hash, token_key
 from hostguard.web import json_object
 
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32
 BODY_MAX = 64 << 10
+ROUTE_FIELDS = {"channel", "sender", "isDM", "participants", "participantCount", "content", "session"}
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -28,6 +34,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route("/v1/minds/{name}/token", api.token, methods=["POST"]),
         Route("/v1/minds/{name}/sleep", api.sleep, methods=["POST"]),
         Route("/v1/minds/{name}/wake", api.wake, methods=["POST"]),
+        Route("/v1/minds/{name}/route", api.route, methods=["POST"]),
     ]
 
 
@@ -72,8 +79,38 @@ class _Minds:
         await self._daemon.sleeper.wake(name, "by request")
         return JSONResponse(views.mind(self._manager, name))
 
+    async def route(self, request: Request) -> Response:
+        """POST /v1/minds/NAME/route: what the mind's routes make of a message, which is not sent."""
+        name, config = self._mind(request), self._manager.policy.config
+        body = await json_object(request, BODY_MAX, optional=True)
+        intake.known_fields(body, ROUTE_FIELDS)
+        message = intake.message({"content": "", **body, "to": f"@{name}"}, config, now_ms())
+        routes = self._daemon.kept.files.get(name)
+        if routes is None:
+            session = message.session or DEFAULT_SESSION
+            path = config.minds[name].routes
+            why = f"no {path} that can be used" if path else f"no minds.{name}.routes in the configuration"
+            found = Routed("deliver", f"there is {why}: session {session}", session)
+        else:
+            found = routing.route(routes, name, told(message.payload))
+        return JSONResponse({"mind": name, **_routed(found)})
+
     def _mind(self, request: Request) -> str:
         name, minds = str(request.path_params["name"]), self._manager.policy.config.minds
         if name not in minds:
             raise unknown("mind", name, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")
         return name
+
+
+def _routed(found: Routed) -> dict[str, Any]:
+    batch = found.mode if isinstance(found.mode, Batch) else None
+    mode = None if found.action != "deliver" else "batch" if batch else "immediate"
+    return {
+        "action": found.action,
+        "session": found.session,
+        "path": found.path,
+        "rule": found.rule,
+        "mode": mode,
+        "batch": asdict(batch) if batch else None,
+        "text": found.text,
+    }
