@@ -99,6 +99,26 @@ class _Bus(MessageBus):  # type: ignore[misc]
         return line[:-2].decode()
 
 
+class _Job:
+    """The start job of a unit. Other jobs of the unit may end meanwhile: one that stopped it is replaced."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._path: str | None = None
+        self._ended: dict[str, str] = {}  # before the path was known
+
+    def is_at(self, path: str) -> None:
+        self._path = path
+        if path in self._ended:
+            self.ended(path, self._ended[path])
+
+    def ended(self, path: str, result: str) -> None:
+        if self._path is None:
+            self._ended[path] = result
+        elif path == self._path and not self.result.done():
+            self.result.set_result(result)
+
+
 class Systemd:
     """Starts, lists, stops and follows scopes."""
 
@@ -106,7 +126,7 @@ class Systemd:
         self._listener = listener
         self._bus: MessageBus | None = None
         self.followed: frozenset[str] = frozenset()  # services, beside our scopes, whose start is told
-        self._jobs: dict[str, asyncio.Future[str]] = {}  # unit -> result of its start job
+        self._jobs: dict[str, _Job] = {}  # unit -> its start job
         self.control_group = ""  # that systemd's own tree hangs from; known once connected
         self._listing = asyncio.Lock()
         self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
@@ -132,30 +152,26 @@ class Systemd:
 
         Raises SystemdError if systemd refuses, SystemdLost if it is not known whether the scope came up.
         """
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._jobs[unit] = future
-        try:
-            variants = [[name, Variant(signature, value)] for name, signature, value in properties]
-            await self._call("StartTransientUnit", "ssa(sv)a(sa(sv))", [unit, "fail", variants, []])
-            result = await asyncio.wait_for(future, START_S)
-        except TimeoutError:
-            raise SystemdLost(f"the start job of {unit} did not end within {START_S:.0f} s") from None
-        finally:
-            self._jobs.pop(unit, None)
-        if result != "done":
-            raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
+        variants = [[name, Variant(signature, value)] for name, signature, value in properties]
+        body = [unit, "fail", variants, []]
+        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body)
         if self._listing.locked():
             self._meanwhile[unit] = True
 
     async def start_unit(self, unit: str) -> None:
         """Start a service and wait for it. Raises SystemdError, SystemdLost."""
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._jobs[unit] = future
+        await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
+
+    async def _start(
+        self, unit: str, seconds: float, member: str, signature: str, body: Sequence[Any]
+    ) -> None:
+        job = self._jobs[unit] = _Job()
         try:
-            await self._call("StartUnit", "ss", [unit, "replace"])
-            result = await asyncio.wait_for(future, START_UNIT_S)
+            [path] = await self._call(member, signature, body)
+            job.is_at(path)
+            result = await asyncio.wait_for(job.result, seconds)
         except TimeoutError:
-            raise SystemdLost(f"the start job of {unit} did not end within {START_UNIT_S:.0f} s") from None
+            raise SystemdLost(f"the start job of {unit} did not end within {seconds:.0f} s") from None
         finally:
             self._jobs.pop(unit, None)
         if result != "done":
@@ -286,9 +302,9 @@ class Systemd:
         while True:
             await lost
             self._bus = None
-            for future in self._jobs.values():
-                if not future.done():
-                    future.set_exception(SystemdLost("the bus is gone"))
+            for job in self._jobs.values():
+                if not job.result.done():
+                    job.result.set_exception(SystemdLost("the bus is gone"))
             self._listener.systemd_down()
             pause = RECONNECT_S[0]
             while True:
@@ -304,11 +320,10 @@ class Systemd:
         if message.message_type is not MessageType.SIGNAL:
             return
         if message.member == "JobRemoved":
-            _id, _job, unit, result = message.body
-            future = self._jobs.get(unit)
-            if future is not None:
-                if not future.done():
-                    future.set_result(result)
+            _id, path, unit, result = message.body
+            job = self._jobs.get(unit)
+            if job is not None:
+                job.ended(path, result)
             elif unit in self.followed and result == "done":
                 self._listener.unit_started(unit)
             elif unit.endswith(".scope") and result == "done":

@@ -382,3 +382,21 @@ def test_a_unit_that_does_not_start(host: ResidentHost) -> None:
     systemctl("daemon-reload")
     systemctl("start", mind.unit)
     host.done(row)
+
+
+def test_a_mind_is_woken_while_its_unit_still_stops(host: ResidentHost) -> None:
+    mind = host.minds.add("m")
+    host.start()
+    slow = TEMPLATE.read_text().replace("[Service]", "[Service]\nExecStop=/bin/sleep 2")
+    TEMPLATE.write_text(slow)
+    systemctl("daemon-reload")
+    to_sleep(host, mind)
+    assert run("systemctl", "show", "--value", "--property=SubState", mind.unit).stdout == "stop\n"
+    begun = now()
+    host.post("/v1/minds/m/wake")
+    assert now() - begun > 1000, "a wake is over when the unit is up again"
+    assert active(mind)
+    host.done(host.send("m", "x"))
+    assert not [line for line in host.guard.journal("PRIORITY=3") if mind.unit in line["MESSAGE"]]
+    TEMPLATE.write_text(slow.replace("ExecStop=/bin/sleep 2", ""))
+    systemctl("daemon-reload")
