@@ -19,7 +19,6 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hostguard import batched
@@ -28,6 +27,7 @@ from hostguard.clock import now_ms
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Kind
 from hostguard.payload import told
+from hostguard.problems import conflict
 from hostguard.routing import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.sleep import text_of
 
@@ -50,6 +50,7 @@ class _Buffer:
     """One session's. `due`: when something goes out if nothing happens before; None: nothing waits."""
 
     messages: dict[int, _Message] = field(default_factory=dict)  # by id, in order
+    leaving: frozenset[int] = frozenset()  # ids that are being stored as a batch: others wait, for the order
     session: Session = field(default_factory=Session)
     heard: Heard | None = None
     interrupted: float | None = None
@@ -114,9 +115,11 @@ class Batcher:
         self._look(key)
 
     def taken_back(self, row: Delivery) -> None:
-        """A gathered row is being cancelled."""
+        """A gathered row is being cancelled. Raises Problem if it goes out at this moment."""
         key = (row.mind, row.session)
         buffer = self._buffers.get(key)
+        if buffer is not None and row.id in buffer.leaving:
+            raise conflict(f"{row.id} is going out in a batch: hostguard queue --mind {row.mind} shows that")
         if buffer is not None and buffer.messages.pop(row.id, None) is not None:
             self._counts[row.mind] -= 1
             self._look(key)
@@ -132,28 +135,29 @@ class Batcher:
     def _look(self, key: Key) -> None:
         """Let go out what is due, and set the timer for the rest."""
         buffer, bytes_max = self._buffers[key], self._manager.policy.config.payload_max
-        while True:
-            buffer.messages = dict(sorted(buffer.messages.items()))
-            now = time.monotonic()
-            items = [message.item for message in buffer.messages.values()]
-            decision = decide(items, buffer.session, now, bytes_max)
-            if not isinstance(decision, Flush):
-                break
+        if buffer.leaving:
+            return
+        buffer.messages = dict(sorted(buffer.messages.items()))
+        now = time.monotonic()
+        items = [message.item for message in buffer.messages.values()]
+        decision = decide(items, buffer.session, now, bytes_max)
+        if isinstance(decision, Flush):
             out = [buffer.messages.pop(item.id) for item in items[: decision.count]]
             if buffer.session.busy:
                 senders = frozenset(message.sender for message in out if message.sender is not None)
                 buffer.heard = Heard(senders, frozenset(message.channel for message in out), now)
                 buffer.interrupted = now if decision.interrupt else buffer.interrupted
-            ids = [message.item.id for message in out]
-            self._manager.keep(asyncio.create_task(self._flush(key, ids, decision.interrupt)))
+            buffer.leaving, buffer.due = frozenset(message.item.id for message in out), None
+            self._manager.keep(asyncio.create_task(self._flush(key, buffer, decision.interrupt)))
+            return
         buffer.due = decision.until
         if not buffer.messages and not buffer.session.busy:
             del self._buffers[key]
         elif buffer.due is not None:
             self._wake_at(buffer.due)
 
-    async def _flush(self, key: Key, ids: Sequence[int], interrupt: bool) -> None:
-        manager = self._manager
+    async def _flush(self, key: Key, buffer: _Buffer, interrupt: bool) -> None:
+        manager, ids = self._manager, sorted(buffer.leaving)
         floor = manager.ledger.floor
 
         def flush(db: sqlite3.Connection) -> Delivery | None:
@@ -165,6 +169,9 @@ class Batcher:
             manager.ledger.waiters.tell(id_)
         if row is not None:
             manager.admit([row])
+        buffer.leaving = frozenset()
+        if self._buffers.get(key) is buffer:
+            self._look(key)
 
     def _last_heard(self, mind: str, session: str) -> Heard | None:
         """What the session's turn was told last; None if it takes no messages, or was told nothing yet."""
