@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onqueue import on_queue
+from test_manager import Silent
 
 from hostguard import batched, deliveries, dispatch
 from hostguard.batcher import Batcher
 from hostguard.clock import now_ms
 from hostguard.deliveries import New
 from hostguard.events import Events
-from hostguard.journal import Journal
 from hostguard.live import Phase, Resident, Turn
 from hostguard.manager import Manager
 from hostguard.model import NOT_HELD, Config, Kind, LiveTurn, Mind, State, Target
@@ -37,7 +37,7 @@ class Host:
 
     def __init__(self, queue, payload_max=1 << 20):
         self.queue = queue
-        self.manager = Manager(queue, Events(Journal("hostguardd")), lambda: None)
+        self.manager = Manager(queue, Events(Silent()), lambda: None)
         minds = {name: Mind(name, url="http://x") for name in ("bob", "eve")}
         self.manager.policy = Policy(Config(minds=minds, payload_max=payload_max), {}, "boot")
         self.batcher = Batcher(self.manager)

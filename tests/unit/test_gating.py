@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onqueue import on_queue
+from test_manager import Silent
 
 from hostguard import deliveries, dispatch, gated
 from hostguard.deliveries import New
 from hostguard.events import Events
 from hostguard.gated import GATED_MAX, NOTHING, gate, invite, move, read, release, totals
 from hostguard.gating import Gating
-from hostguard.journal import Journal
 from hostguard.manager import Manager
 from hostguard.model import Config, Kind, Mind, State, Target
 from hostguard.policy import Policy
@@ -282,7 +282,7 @@ class Host:
 
     def __init__(self, queue, **minds):
         self.queue = queue
-        self.manager = Manager(queue, Events(Journal("hostguardd")), lambda: None)
+        self.manager = Manager(queue, Events(Silent()), lambda: None)
         self.manager.policy = Policy(Config(minds=minds or {"bob": Mind("bob", routes="/r")}), {}, "boot")
         self.routes = {"bob": NOTHING_MATCHES}
         self.out = []
