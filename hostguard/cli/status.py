@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hostguard import client, local
+from hostguard import client
 from hostguard.cli.common import json_option, print_json
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
 from hostguard.cli.minds import mind_table
@@ -40,6 +40,8 @@ def command(as_json: bool) -> int:
 
 
 def _without_daemon() -> Any:
+    from hostguard import local  # only here: most often there is a daemon
+
     with local.Bus() as bus:
         scopes = local.live_scopes(bus)
     live = [
