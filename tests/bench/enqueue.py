@@ -92,6 +92,7 @@ def queue_alone(folder: Path, callers: int) -> float:
 
 def measure_queue(folder: str, callers: int) -> float:
     from hostguard import deliveries
+    from hostguard.model import Target
     from hostguard.queue import Queue
 
     async def measure() -> float:
