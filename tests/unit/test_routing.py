@@ -24,7 +24,7 @@ ROWS = [
     ("a star only: . is a character", {"rules": [{"channel": "discord.general", "session": "a"}]}, {}, None),
     ("sender", {"rules": [{"sender": "an*", "session": "a"}]}, {}, "a"),
     ("another sender", {"rules": [{"sender": "an*", "session": "a"}]}, {"sender": "dan"}, None),
-    ("no sender is an empty one", {"rules": [{"sender": "a*", "session": "a"}]}, {"sender": None}, None),
+    ("no sender is an empty one", {"rules": [{"sender": "N*", "session": "a"}]}, {"sender": None}, None),
     ("any sender is also none", {"rules": [{"sender": "*", "session": "a"}]}, {"sender": None}, "a"),
     ("isDM", {"rules": [{"isDM": True, "session": "a"}]}, {"isDM": True}, "a"),
     ("isDM missing is false", {"rules": [{"isDM": True, "session": "a"}]}, {}, None),
