@@ -23,7 +23,7 @@ class Kept:
         self.files = RouteFiles(lambda mind: self.gating.changed(mind))
         self.batcher = Batcher(manager)
         self.gating = Gating(manager, self.files.get, self._take)
-        manager.kept = lambda mind: self.batcher.count(mind) + self.gating.count(mind)
+        manager.kept = lambda mind: (self.batcher.count(mind), self.gating.count(mind))
         manager.on_taken_back = self._taken_back
         manager.instructions = self._instructions
 

@@ -64,8 +64,8 @@ class Manager:
         self._starter = Starter(self)
         # Told of each turn of a session that begins (True) or ends; set by the daemon.
         self.on_session: Callable[[str, str, bool], None] = lambda mind, session, busy: None
-        # Rows of a mind that batches and missing routes keep back; set by the daemon.
-        self.kept: Callable[[str], int] = lambda mind: 0
+        # Rows of a mind that (batches, missing routes) keep back; set by the daemon.
+        self.kept: Callable[[str], tuple[int, int]] = lambda mind: (0, 0)
         # Told of a row that is cancelled while a batch keeps it; set by the daemon.
         self.on_taken_back: Callable[[Delivery], None] = lambda row: None
         # The instructions that a mind's routes have for a session; set by the daemon.
@@ -106,7 +106,7 @@ class Manager:
 
     def waiting(self, mind: str) -> int:
         """Rows of the mind that have not begun, due or not, also those that are kept back."""
-        return self.backlog.total(mind) + self.kept(mind)
+        return self.backlog.total(mind) + sum(self.kept(mind))
 
     def host(self) -> HostView:
         """What the gate sees of the host."""

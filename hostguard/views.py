@@ -143,6 +143,8 @@ def mind(manager: Manager, name: str) -> Json:
     held = manager.backlog.count(name)
     first = manager.backlog.first(name)
     since = manager.ledger.held_since(first)
+    batching, gated = manager.kept(name)
+    sleep = "asleep" if view.asleep else "falls_asleep" if manager.policy.sleepy(name) else "awake"
     return {
         "name": name,
         "state": _mind_state(mind, view),
@@ -150,11 +152,13 @@ def mind(manager: Manager, name: str) -> Json:
             {"session": live.session, "turn": live.id, "since": manager.runner.live.turns[live.unit].since}
             for live in view.live
         ],
+        "sleep": sleep,
         "asleep_until": (manager.policy.setting(sleep_key(name)) or {}).get("until"),
         "cap": view.cap,
         "live": len(view.live),
         "queued": manager.backlog.total(name),
-        "kept": manager.kept(name),
+        "batching": batching,
+        "gated": gated,
         "held": held,
         "oldest_wait_ms": now_ms() - since if since is not None else None,
         "command": list(mind.command) if mind else [],

@@ -38,13 +38,13 @@ def mind_table(minds: list[Any], width: int | None) -> str:
     rows = [
         (
             mind["name"],
-            mind["state"],
+            _state(mind),
             f"{mind['live']}/{mind['cap']}",
             _sessions(mind),
             mind["queued"],
             mind["held"],
             ms(mind.get("oldest_wait_ms")),
-            mind.get("kept") or "",
+            _kept(mind),
             mind.get("user"),
             mind.get("url") or _command(mind.get("command")),
         )
@@ -59,11 +59,27 @@ def mind_table(minds: list[Any], width: int | None) -> str:
 def asleep_text(mind: Any) -> str:
     """Whether the mind sleeps, in words."""
     name, until = safe(mind["name"]), clock(mind.get("asleep_until"))
-    if mind["state"] == "asleep":
-        return f"{name} sleeps" + (f" until {until}" if until else "")
-    if mind.get("falling_asleep"):
-        return f"{name} falls asleep once it was told and its turn is over"
-    return f"{name} is awake: {mind['state']}"
+    if mind["sleep"] == "awake":
+        return f"{name} is awake: {mind['state']}"
+    end = f" until {until}" if until else ""
+    if mind["sleep"] == "asleep":
+        return f"{name} sleeps{end}"
+    return f"{name} will sleep{end}, once it was told so and its turn is over"
+
+
+def _state(mind: Any) -> str:
+    """What it does, and whether it sleeps, or will, beside that."""
+    words = [mind["state"]]
+    if mind.get("sleep", "awake") not in ("awake", mind["state"]):
+        words.append(mind["sleep"])
+    text = ", ".join(words)
+    until = clock(mind.get("asleep_until"))
+    return f"{text} until {until}" if until else text
+
+
+def _kept(mind: Any) -> str:
+    """Rows that do not wait for the gate yet, by what they wait for."""
+    return ", ".join(f"{mind[name]} {name}" for name in ("batching", "gated") if mind.get(name))
 
 
 def _sessions(mind: Any) -> str:

@@ -147,7 +147,7 @@ class History:
 
     def _sleeps(self, name: str) -> bool:
         [one] = [one for one in self.host.get("/v1/minds")["minds"] if one["name"] == name]
-        return one["state"] == "asleep" or bool(one.get("falling_asleep"))
+        return bool(one["sleep"] != "awake")
 
 
 def path(name: str) -> Path:

@@ -107,7 +107,7 @@ def test_a_gated_channel_is_told_of_and_let_go_by_a_rule(host: ResidentHost) -> 
     assert "11 messages are kept back" in m.notices()[1]
     host.kill()
     assert {m.state(row) for row in rows} == {"gated"}
-    assert host.get("/v1/minds")["minds"][0]["kept"] == 12
+    assert host.get("/v1/minds")["minds"][0]["gated"] == 12
 
     rule = m.notices()[0]
     m.write(rules=[json.loads(rule[rule.index("{") : rule.index("}") + 1])])
@@ -202,4 +202,9 @@ def test_a_gathered_and_a_gated_message_can_be_cancelled(host: ResidentHost) -> 
     assert m.state(other) == "batched"
     [line] = [line for line in m.mind.taken() if line["channel"] != "@volute"]
     assert [one["content"] for one in line["batch"]["channels"]["#x"]] == ["3", "urgent"]
-    wait_for(lambda: host.get("/v1/minds")["minds"][0]["kept"] == 0)
+
+    def kept() -> list[int]:
+        mind = host.get("/v1/minds")["minds"][0]
+        return [mind["batching"], mind["gated"]]
+
+    wait_for(lambda: kept() == [0, 0])
