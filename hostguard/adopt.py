@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hostguard import sessions
 from hostguard.model import Mind
 from hostguard.procs import Process, members, process, storage_bytes
 from hostguard.servers import Server, Servers, attach
@@ -77,20 +78,20 @@ class Adopter:
         self._cgroup = cgroup
         self._servers = Servers(systemd, on_died)
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
-        self._sessions: dict[Process, str] = {}  # which session each process works for
+        self._sessions = sessions.load()  # which session each process works for
+        self._kept = dict(self._sessions)
+        self._keeping = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- a turn
 
     async def begin(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
-        """Adopt the session's processes into the scope, and go on looking for more until `end`."""
+        """Adopt the session's processes into the scope, and go on looking for more until `end`.
+
+        The scope may be one that an earlier guard filled.
+        """
         visit = self._visits[unit] = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
         await self._adopt(visit)
-
-    async def resume(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
-        """As `begin`, for a scope that an earlier guard filled: what is in it is the session's."""
-        self._learn(Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name)))
-        await self.begin(unit, mind, session, anchor)
 
     def look(self, mind: str) -> None:
         """Look for new processes of the mind now; not more often than the second look follows the first."""
@@ -110,6 +111,7 @@ class Adopter:
             left = await self._send_home(visit)
         _kill(visit.anchor, visit.scope)
         self._sessions = {known: at for known, at in self._sessions.items() if process(known.pid) == known}
+        await self._keep()
         return left
 
     # -- how busy
@@ -174,6 +176,7 @@ class Adopter:
                     log.warning("%s: processes are not adopted: %s", visit.unit, error)
                 visit.refused = True
         visit.adopted = visit.adopted or bool(visit.guests())
+        await self._keep()
         if self._visits.get(visit.unit) is visit:
             visit.looks = min(visit.looks + 1, len(LOOKS_S))
             due = EVERY_S if visit.looks == len(LOOKS_S) else LOOKS_S[visit.looks] - LOOKS_S[visit.looks - 1]
@@ -183,7 +186,7 @@ class Adopter:
         """Processes at home that belong in the scope: the session's, and new ones if no turn is younger."""
         youngest = [other for other in self._visits.values() if other.mind.name == visit.mind.name][-1:]
         wanted = []
-        for found in server.workers():
+        for found in server.workers(self._sessions):
             session = self._session(found, server)
             if session is None and youngest == [visit]:
                 session = visit.session
@@ -226,6 +229,16 @@ class Adopter:
             found = process(pid)
             if found is not None:
                 self._sessions[found] = visit.session
+
+    async def _keep(self) -> None:
+        async with self._keeping:
+            if self._sessions == self._kept:
+                return
+            self._kept = dict(self._sessions)
+            try:
+                await asyncio.to_thread(sessions.store, self._kept)
+            except OSError as error:
+                log.warning("which session each process works for is not kept: %s", error)
 
     def close(self) -> None:
         """Follow nothing any more. Processes stay where they are."""

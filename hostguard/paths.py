@@ -12,6 +12,7 @@ RUNTIME = Path(os.environ.get("HOSTGUARD_RUNTIME", "/run/hostguard"))
 SOCKET = RUNTIME / "hostguard.sock"
 LOCK = RUNTIME / "gate.lock"  # flock: its holder, and nobody else, admits turns
 TURNS = RUNTIME / "turns"  # one exit record per turn
+SESSIONS = RUNTIME / "sessions.json"  # see sessions.py
 DATABASE = STATE / "queue.db"
 
 # As in systemd: a drop-in in /etc beats one of the same name in /run.

@@ -100,7 +100,7 @@ class Residents:
         """Go on with a turn that an earlier guard began; `again`: its first message was not confirmed."""
         assert turn.resident is not None
         assert turn.live.session is not None
-        await self.adopter.resume(turn.live.unit, mind, turn.live.session, anchor)
+        await self.adopter.begin(turn.live.unit, mind, turn.live.session, anchor)
         if turn.resident.ending is not None:  # a `done` that waited for us came first
             await self._send_home(turn)
         elif again is not None:

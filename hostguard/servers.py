@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,17 +47,22 @@ class Server:
         """Whether the mind is still configured to have this server."""
         return (mind.unit, mind.url) == (self.mind.unit, self.mind.url)
 
-    def workers(self) -> list[Process]:
-        """The mind's processes that are at home, without the server. A mind has none of another user."""
+    def workers(self, known: Container[Process]) -> list[Process]:
+        """The mind's processes that are at home, without the server; `known` are those that were before.
+
+        A mind has none of another user. One that its parent left is the mind's only if it was seen before,
+        or if it is in the mind's unit.
+        """
         home = set(members(self.home))
         self.strangers &= home  # a pid that is used again between two looks is taken for the earlier one
         found = []
         for pid in home - self.strangers - {self.process.pid, os.getpid()}:
-            known = process(pid)
-            if known is None:
+            worker = process(pid)
+            if worker is None:
                 continue
-            if uid_of(pid) == self.uid and (self.own or self.process in self.ancestors(known)):
-                found.append(known)
+            ours = self.own or worker in known or self.process in self.ancestors(worker)
+            if ours and uid_of(pid) == self.uid:
+                found.append(worker)
             else:
                 self.strangers.add(pid)
         return found

@@ -2,7 +2,8 @@
 
 child [UID]   start a process of a session; answers its pid. With UID it is another user's
 fork PID      that process starts one of its own; answers its pid
-flee PID      that process is followed by a child of its, and so on, for 2 s: a pid never lasts; the last one is in the file
+flee PID      that process is followed by a child of its, and so on, for 2 s: a pid never lasts; the last
+                one makes a file named after its
 burn PID S    that process uses a CPU for S seconds
 end PID       end that process
 churn N       start N processes that leave at once, one after another; answers once they are gone
@@ -51,13 +52,13 @@ def flee() -> None:
     while time.monotonic() < end:
         if os.fork():
             os._exit(0)
-    Path(sys.argv[2]).write_text(str(os.getpid()))
+    Path(f"{sys.argv[2]}.{os.getpid()}").touch()
     time.sleep(3600)
 
 
 def serve(port: int, fled: str) -> None:
     children: dict[int, subprocess.Popen[str]] = {}
-    with socket.create_server(("127.0.0.1", port)) as server:
+    with socket.create_server(("", port)) as server:
         while True:
             sock, _ = server.accept()
             with sock, sock.makefile("rw") as stream:

@@ -25,6 +25,7 @@ from minds import free_port
 from hostguard import cgroups, paths, turns, units
 from hostguard.adopt import Adopter
 from hostguard.model import Limits, Mind
+from hostguard.servers import attach
 from hostguard.spawner import Spawner, anchor
 from hostguard.systemd import Systemd
 
@@ -45,19 +46,25 @@ def cgroup(pid: int) -> str:
     return "gone" if stat[0] in "ZX" else path.rpartition("/")[2]
 
 
+def at(*pids: int) -> list[str]:
+    return [cgroup(pid) for pid in pids]
+
+
 class Server:
     """The mind's server: in a unit with or without Delegate=, or a process of the test's own cgroup."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.port, self.fled = kind, free_port(), folder / "fled"
+        self.kind, self.port, self.folder = kind, free_port(), folder
         unit = UNIT if kind != "none" else None
         self.mind = Mind("m", url=f"http://127.0.0.1:{self.port}", unit=unit)
         if unit is None:
-            argv = [sys.executable, "-S", family.__file__, str(self.port), str(self.fled)]
+            argv = [sys.executable, "-S", family.__file__, str(self.port), str(folder / "fled")]
             self.process = subprocess.Popen(argv)
             self.pid = self.process.pid
         else:
-            text = TEXT.format(python=sys.executable, family=family.__file__, port=self.port, fled=self.fled)
+            text = TEXT.format(
+                python=sys.executable, family=family.__file__, port=self.port, fled=folder / "fled"
+            )
             FILE.parent.mkdir(parents=True, exist_ok=True)
             FILE.write_text(text + f"Delegate={'yes' if kind == 'delegated' else 'no'}\n")
             systemctl("daemon-reload")
@@ -75,6 +82,9 @@ class Server:
 
     def ask(self, line: str) -> int:
         return family.ask(self.port, line)
+
+    def fled(self) -> list[int]:
+        return [int(path.suffix[1:]) for path in self.folder.iterdir()]
 
     def close(self) -> None:
         if self.mind.unit is not None:
@@ -185,24 +195,26 @@ delegated = pytest.mark.parametrize("server", ["delegated"], indirect=True)
 
 def test_each_process_before_during_and_after_a_turn(server: Server) -> None:
     """And the server, and who else lives in its cgroup, stay where they are."""
+    neighbour = subprocess.Popen(["sleep", "60"])
 
     async def work(host: Host) -> None:
-        home, mine = server.home, cgroup(os.getpid())
+        home, mine = server.home, cgroup(neighbour.pid)
         child = server.ask("child")
         early = server.ask(f"fork {child}")
-        pids = {"server": server.pid, "child": child, "its child": early, "test": os.getpid()}
+        pids = {"server": server.pid, "child": child, "its child": early, "neighbour": neighbour.pid}
 
         def at() -> dict[str, str]:
             return {name: cgroup(pid) for name, pid in pids.items()}
 
-        before = {"server": home, "child": home, "its child": home, "test": mine}
+        before = {"server": home, "child": home, "its child": home, "neighbour": mine}
         assert at() == before
 
         await host.begin(server.mind, MAIN)
         pids["anchor"] = host.anchors[MAIN]
-        during = {"server": home, "child": MAIN, "its child": MAIN, "test": mine, "anchor": MAIN}
+        during = {"server": home, "child": MAIN, "its child": MAIN, "neighbour": mine, "anchor": MAIN}
         assert at() == during
 
+        await asyncio.sleep(0.8)  # the close looks are over
         pids |= {"born in it": server.ask(f"fork {child}"), "spawned later": server.ask("child")}
         during |= {"born in it": MAIN, "spawned later": MAIN}
         await until(lambda: cgroup(pids["spawned later"]) == MAIN, 2)
@@ -215,6 +227,8 @@ def test_each_process_before_during_and_after_a_turn(server: Server) -> None:
         assert host.died == []
 
     with_host(work)
+    neighbour.kill()
+    neighbour.wait()
 
 
 @delegated
@@ -228,8 +242,7 @@ def test_what_is_spawned_soon_after_a_word_of_the_mind_is_adopted_soon(server: S
         for _ in range(5):
             child = server.ask("child")
             began = time.monotonic()
-            for _ in range(50):  # a mind that talks without end has no more looks made
-                host.adopter.look("m")
+            host.adopter.look("m")
             await until(lambda child=child: cgroup(child) == MAIN)
             took.append(time.monotonic() - began)
         assert sum(took) < 2, took  # without the looks it is 1 s for each
@@ -240,30 +253,32 @@ def test_what_is_spawned_soon_after_a_word_of_the_mind_is_adopted_soon(server: S
 
 def test_a_process_stays_its_sessions_and_a_new_one_is_the_youngest_turns(server: Server) -> None:
     async def work(host: Host) -> None:
-        first = server.ask("child")
+        first, parent = server.ask("child"), server.ask("child")
         await host.begin(server.mind, MAIN, "main")
-        born = server.ask(f"fork {first}")
+        born, orphan = server.ask(f"fork {first}"), server.ask(f"fork {parent}")
+        server.ask(f"end {parent}")
         await host.begin(server.mind, OTHER, "other")
         second = server.ask("child")
         await until(lambda: cgroup(second) == OTHER, 3)
-        assert (cgroup(first), cgroup(born)) == (MAIN, MAIN)
+        assert at(first, born, orphan) == [MAIN] * 3
 
-        await host.end(MAIN)
         home = server.home
-        assert [cgroup(pid) for pid in (first, born, second)] == [home, home, OTHER]
-        await asyncio.sleep(1.3)  # past a look
+        await host.end(MAIN)
+        assert at(first, born, orphan, second) == [home, home, home, OTHER]
         later = server.ask(f"fork {first}")  # at home, and of the other session all the same
-        await asyncio.sleep(1.3)
-        assert [cgroup(pid) for pid in (first, born, later, second)] == [home, home, home, OTHER]
+        await asyncio.sleep(1.3)  # past a look
+        assert at(first, born, orphan, later, second) == [home, home, home, home, OTHER]
         await host.end(OTHER)
 
-        await host.begin(server.mind, OTHER, "other")
-        assert [cgroup(pid) for pid in (first, born, later, second)] == [home, home, home, OTHER]
-        await host.begin(server.mind, MAIN, "main")
-        assert [cgroup(pid) for pid in (first, born, later, second)] == [MAIN, MAIN, MAIN, OTHER]
-        await host.end(OTHER)
-        await host.end(MAIN)
-        assert {cgroup(pid) for pid in (first, born, later, second)} == {home}
+        await host.close()
+        async with a_host() as again:  # the guard was restarted
+            await again.begin(server.mind, OTHER, "other")
+            assert at(first, born, orphan, later, second) == [home, home, home, home, OTHER]
+            await again.begin(server.mind, MAIN, "main")
+            assert at(first, born, orphan, later, second) == [MAIN, MAIN, MAIN, MAIN, OTHER]
+            await again.end(OTHER)
+            await again.end(MAIN)
+        assert at(first, born, orphan, later, second) == [home] * 5
 
     with_host(work)
 
@@ -274,6 +289,21 @@ def test_a_process_of_another_user_is_not_moved(server: Server) -> None:
         await asyncio.sleep(0.2)  # it is another user's from its exec on
         await host.begin(server.mind, MAIN)
         assert (cgroup(mine), cgroup(other)) == (MAIN, server.home)
+        await host.end(MAIN)
+
+    with_host(work)
+
+
+@delegated
+def test_a_process_that_is_gone_keeps_no_other_from_being_moved(server: Server) -> None:
+    async def work(host: Host) -> None:
+        gone, child = server.ask("child"), server.ask("child")
+        server.ask(f"end {gone}")
+        await host.begin(Mind("m", url="http://192.0.2.1:1"), MAIN)
+        await attach(host.systemd, MAIN, [gone, child, gone])
+        assert cgroup(child) == MAIN
+        await attach(host.systemd, UNIT, [gone, child])
+        assert cgroup(child) == server.home
         await host.end(MAIN)
 
     with_host(work)
@@ -299,16 +329,39 @@ def test_a_process_that_forks_and_leaves_without_end_comes_home(server: Server) 
     async def work(host: Host) -> None:
         child = server.ask("child")
         await host.begin(server.mind, MAIN)
-        server.ask(f"flee {child}")
+        for _ in range(3):
+            server.ask(f"flee {child}")
         await asyncio.sleep(0.1)
-        assert not server.fled.exists()
+        assert not server.fled()
         began = time.monotonic()
         assert await host.end(MAIN) == []
-        assert time.monotonic() - began < family.FLEE_S / 2, "it had not stopped fleeing"
-        await until(lambda: server.fled.exists() and server.fled.read_text())
-        last = int(server.fled.read_text())
-        assert {cgroup(pid) for pid in (child, last)} == {server.home}
-        os.kill(last, signal.SIGKILL)
+        assert time.monotonic() - began < family.FLEE_S / 2, "they had not stopped fleeing"
+        await until(lambda: len(server.fled()) == 3)
+        assert at(child, *server.fled()) == [server.home] * 4
+        for pid in server.fled():
+            os.kill(pid, signal.SIGKILL)
+
+    with_host(work)
+
+
+@delegated
+def test_cgroups_below_the_minds_unit_and_below_the_scope(server: Server) -> None:
+    """The server may have its processes in a cgroup that it made, and so may a process of a session."""
+
+    async def work(host: Host) -> None:
+        child = server.ask("child")
+        unit = cgroups.ROOT / "system.slice" / UNIT
+        (unit / "below").mkdir()
+        for pid in (server.pid, child):
+            (unit / "below/cgroup.procs").write_text(str(pid))
+        await host.begin(server.mind, MAIN)
+        assert (cgroup(server.pid), cgroup(child)) == ("below", MAIN)
+        inner = host.cgroup(MAIN, "m") / "inner"
+        inner.mkdir()
+        (inner / "cgroup.procs").write_text(str(child))
+        assert not host.adopter.deserted(MAIN)
+        assert await host.end(MAIN) == []
+        assert (cgroup(server.pid), cgroup(child)) == ("below", "below")
 
     with_host(work)
 
@@ -317,14 +370,14 @@ def test_a_process_that_forks_and_leaves_without_end_comes_home(server: Server) 
 def test_a_server_that_dies_is_told_once_and_its_processes_are_left(server: Server) -> None:
     async def work(host: Host) -> None:
         child = server.ask("child")
-        await host.begin(server.mind, MAIN)
-        await host.begin(server.mind, OTHER, "other")
+        await asyncio.gather(host.begin(server.mind, MAIN), host.begin(server.mind, OTHER))
+        await until(lambda: cgroup(child) in (MAIN, OTHER))
         os.kill(server.pid, signal.SIGKILL)
         await until(lambda: host.died)
-        assert await host.end(MAIN) == [child]
-        assert cgroup(child) == MAIN
-        assert await host.end(OTHER) == []
-        assert {cgroup(pid) for pid in host.anchors.values()} <= {"gone"}
+        left = [await host.end(unit) for unit in (MAIN, OTHER)]
+        assert sorted(left) == [[], [child]]
+        assert cgroup(child) in (MAIN, OTHER)
+        await until(lambda: {cgroup(pid) for pid in host.anchors.values()} == {"gone"})
         assert host.died == ["m"]
         os.kill(child, signal.SIGKILL)
 
@@ -342,7 +395,7 @@ def test_a_guard_that_is_killed_in_the_middle_finds_all_again(server: Server) ->
             record = turns.read_record("1")
             assert record is not None
             assert record.anchor == host.anchors[MAIN]
-            await again.adopter.resume(MAIN, server.mind, "main", record.anchor)
+            await again.adopter.begin(MAIN, server.mind, "main", record.anchor)
             later = server.ask("child")
             await until(lambda: cgroup(later) == MAIN, 3)
             assert cgroup(child) == MAIN
