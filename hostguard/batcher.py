@@ -108,7 +108,7 @@ class Batcher:
         buffer = self._buffers.setdefault(key, _Buffer())
         if busy:
             buffer.session = Session(busy=True)
-            buffer.heard = self._last_heard(mind, session) or buffer.heard
+            buffer.heard = self._last_heard(mind, session)
         else:
             buffer.session = Session(idle_since=time.monotonic())
             buffer.heard = buffer.interrupted = None

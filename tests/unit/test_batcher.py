@@ -294,6 +294,47 @@ def test_what_folded_last_is_what_was_heard(tmp_path):
     hosted(tmp_path, work)
 
 
+def test_a_turn_that_takes_nothing_more_is_not_interrupted_after_a_batch(tmp_path):
+    async def work(host):
+        first = New((Target("bob", "s"),), json.dumps(HEARD).encode(), 1, sender="ann", channel="#a")
+        host.begin((await host.queue.write(lambda db: deliveries.enqueue(db, first)))[1][0], False)
+        await host.send(message("now"))
+        assert await host.contents() == [["now"]]
+        await host.send(message("1", "eve"))
+        assert await host.contents() == [["now"]]
+
+    hosted(tmp_path, work)
+
+
+def test_what_an_earlier_turn_heard_is_forgotten(tmp_path):
+    async def work(host):
+        first = New((Target("bob", "s"),), json.dumps(HEARD).encode(), 1, sender="ann", channel="#a")
+        await host.send(message("1"))  # so that there is something to remember by
+        host.end(host.begin((await host.queue.write(lambda db: deliveries.enqueue(db, first)))[1][0]))
+        starting = Turn(LiveTurn("u", "bob", "s", "u", True), 0, Phase.STARTING)
+        host.manager.runner.live.add(starting)
+        await host.send(message("2", "eve"))
+        assert await host.contents() == []
+
+    hosted(tmp_path, work)
+
+
+def test_rows_that_come_out_of_order_go_out_in_order(tmp_path):
+    async def work(host):
+        rows = []
+        for letter in "abc":
+            new = message(letter * 400)
+            rows.append(
+                ((await host.queue.write(lambda db, new=new: deliveries.enqueue(db, new)))[1][0], new)
+            )
+        for row, new in reversed(rows):
+            host.batcher.add(row, new.payload)
+        await host.send(message("now"))
+        assert [[text[0] for text in batch] for batch in await host.contents()] == [["a", "b"], ["c", "n"]]
+
+    hosted(tmp_path, work, payload_max=1000)
+
+
 def test_after_a_restart_the_buffers_are_as_they_were(tmp_path):
     async def before(host):
         await host.send(message("old", batch=SHORT, created_at=now_ms() - 60_000))
