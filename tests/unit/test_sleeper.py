@@ -341,6 +341,31 @@ def test_a_mind_that_a_message_woke_sleeps_again_when_it_is_idle(tmp_path):
     on_host(tmp_path, work)
 
 
+def test_one_that_was_woken_for_nothing_sleeps_again_too(tmp_path):
+    async def work(host):
+        await host.fall_asleep()
+        await control.pause(host.manager, "bob", True)
+        row = await host.send()
+        assert not host.asleep()
+        await control.cancel(host.manager, row.id)
+        await asyncio.sleep(1.3)
+        assert host.asleep(), "although it had no turn"
+
+    on_host(tmp_path, work)
+
+
+def test_a_woken_mind_is_put_to_sleep(tmp_path):
+    async def work(host):
+        await host.fall_asleep(until=now_ms() + HOUR)
+        await host.send()
+        await host.end()
+        await host.fall_asleep()
+        [(name, state)] = (await host.stored()).items()
+        assert (name, state["until"]) == (sleep_key("bob"), None)
+
+    on_host(tmp_path, work)
+
+
 def test_one_that_was_woken_by_request_stays_awake(tmp_path):
     async def work(host):
         await host.fall_asleep()
@@ -410,7 +435,8 @@ def test_a_woken_minds_time_comes_too(tmp_path):
         await host.send()
         await host.end()
         await asyncio.sleep(2)
-        assert not host.asleep(), "it does not sleep again when its time to wake has come"
+        assert not host.asleep()
+        assert len(host.told("asleep")) == 1, "it does not sleep again when its time to wake has come"
         assert await host.stored() == {}
 
     on_host(tmp_path, work)
