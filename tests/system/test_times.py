@@ -6,9 +6,11 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -400,3 +402,24 @@ def test_a_mind_is_woken_while_its_unit_still_stops(host: ResidentHost) -> None:
     assert not [line for line in host.guard.journal("PRIORITY=3") if mind.unit in line["MESSAGE"]]
     TEMPLATE.write_text(slow.replace("ExecStop=/bin/sleep 2", ""))
     systemctl("daemon-reload")
+
+
+def test_an_exec_mind_sleeps_and_what_waited_runs_in_order(guard: Guard) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        log, command = Path(folder, "log"), Path(folder, "mind")
+        log.touch(mode=0o666)
+        log.chmod(0o666)
+        Path(folder).chmod(0o755)
+        command.write_text(f"""#!/bin/sh\necho "$HOSTGUARD_DELIVERY" >>{log}\n""")
+        command.chmod(0o755)
+        guard.start(f'[minds.m]\ncommand = ["{command}"]\nuser = "daemon"\nwake_on = {{ dm = false }}\n')
+        guard.cli("sleep", "m", "--until", "+1h")
+        wait_for(lambda: guard.json("minds")["minds"][0]["state"] == "asleep", LONG_S)
+        with guard.client() as api:
+            sent = [api.post("/v1/deliveries", json={"to": "m", "content": i}).json() for i in range(50)]
+        rows = [answer["deliveries"][0]["id"] for answer in sent]
+        assert log.read_text().split() == ["1"], "it was told, and nothing else"
+        guard.cli("wake", "m")
+        wait_for(lambda: len(log.read_text().split()) == 52, LONG_S)
+        assert log.read_text().split() == ["1", *map(str, rows), str(rows[-1] + 1)]
+        wait_for(lambda: not guard.scopes())
