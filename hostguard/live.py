@@ -35,6 +35,7 @@ class Resident:
     feeding: Task[None] | None = None  # posts what follows, one after another
     folded: list[tuple[Delivery, Waited]] = field(default_factory=list)  # what the mind took after the first
     heard: float = field(default_factory=time.monotonic)  # when the mind last took or told something
+    fed: float = field(default_factory=time.monotonic)  # when it was last posted to
     told: bool = False  # the mind told something of the session since
     early: bool = False  # `done` came before the answer to the first POST
     doubtful: bool = False  # `done` came, but it may not cover what the turn is about

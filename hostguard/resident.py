@@ -137,7 +137,7 @@ class Residents:
         assert turn.live.id is not None
         posted = await self._postman.post(mind, row, body, turn.live.id)
         if turn.resident is not None:
-            turn.resident.heard = time.monotonic()
+            turn.resident.heard = turn.resident.fed = time.monotonic()
         return posted
 
     def _confirm(self, row: Delivery, turn: Turn) -> None:
@@ -301,13 +301,15 @@ class Residents:
     def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> turns.Ending | None:
         if resident.feeding is not None:
             return None
-        idle_s = self.adopter.idle_ms(turn.live.unit) / 1000
-        quiet_s = min(idle_s, time.monotonic() - resident.heard)
+        # What a mind tells is no progress: one that tells for ever and does nothing is idle (hermes-agent#99758).
+        now = time.monotonic()
+        idle_s = min(self.adopter.idle_ms(turn.live.unit) / 1000, now - resident.fed)
+        quiet_s = min(idle_s, now - resident.heard)
         if resident.doubtful and quiet_s >= min(DOUBT_S, mind.idle_end):
             return turns.Ending("done", "the mind said that it is done, and has been quiet since")
         if self.adopter.deserted(turn.live.unit) and quiet_s >= min(GONE_S, mind.idle_end):
             return turns.Ending("gone", "its processes are gone")
-        if quiet_s >= mind.idle_end:
+        if idle_s >= mind.idle_end:
             return turns.Ending("idle", f"the mind has been idle for {mind.idle_end:g} s and sent no done")
         return None
 

@@ -156,6 +156,16 @@ def test_a_turn_without_done_ends_once_it_is_idle(host: ResidentHost) -> None:
     assert 0.9 < second["at"] - end["at"] < 4, "not while it worked, and soon after"
 
 
+def test_a_mind_that_tells_for_ever_but_does_nothing_is_idle(host: ResidentHost) -> None:
+    mind = host.one("silent", config="idle_end = 2")
+    row = host.send("m", "x")
+    end = time.monotonic() + 15
+    while host.row(row)["state"] != "done" and time.monotonic() < end:
+        host.tell(mind, type="thinking", session="main", content="...")
+        time.sleep(0.2)
+    assert host.ended(row) == ("idle", "the mind has been idle for 2 s and sent no done")
+
+
 def test_no_turn_is_longer_than_max_turn(host: ResidentHost) -> None:
     mind = host.one("silent", work=30, config="[minds.m.turn]\nmax_turn = 2")
     row = host.send("m", "x")
