@@ -301,7 +301,7 @@ class Residents:
     def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> turns.Ending | None:
         if resident.feeding is not None:
             return None
-        # What a mind tells is no progress: one that tells for ever and does nothing is idle (hermes-agent#99758).
+        # What a mind tells is no progress: one that tells for ever and does nothing is idle (cases.md, 22).
         now = time.monotonic()
         idle_s = min(self.adopter.idle_ms(turn.live.unit) / 1000, now - resident.fed)
         quiet_s = min(idle_s, now - resident.heard)
