@@ -169,7 +169,8 @@ def taken(host: ResidentHost, name: str) -> list[tuple[str, str]]:
 def test_nothing_is_lost_or_doubled_whatever_happens(host: ResidentHost) -> None:
     for name in MINDS:
         path(name).write_text(json.dumps(ROUTES["open"]))
-        host.minds.add(name, work=0.05, config=f'routes = "{path(name)}"\nuser = "root"\n')
+        # A mind gives its done up after three tries, and a guard on a busy machine may be away for longer.
+        host.minds.add(name, work=0.05, config=f'routes = "{path(name)}"\nuser = "root"\nidle_end = 3\n')
     host.start(CHANNEL + SCHEDULE, global_concurrent_turns=CAP)
     history = History(host)
 
