@@ -219,7 +219,7 @@ class Residents:
         for turn in self._runner.live.resident(mind):
             if turn.resident is not None and session in (None, turn.live.session):
                 turn.resident.heard = time.monotonic()
-                turn.resident.told |= turn.resident.posted
+                turn.resident.told = True
         self.adopter.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> None:
