@@ -164,6 +164,8 @@ class Adopter:
 
     async def _adopt(self, visit: Visit) -> None:
         async with visit.moving:
+            if self._visits.get(visit.unit) is not visit:  # it ended while this waited
+                return
             visit.looked = time.monotonic()
             if visit.server is None or not visit.server.alive():
                 visit.server = await self._servers.find(visit.mind)

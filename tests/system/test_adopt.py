@@ -345,6 +345,23 @@ def test_a_process_that_forks_and_leaves_without_end_comes_home(server: Server) 
 
 
 @delegated
+def test_a_turn_that_ends_while_a_look_begins_stays_empty(server: Server) -> None:
+    async def work(host: Host) -> None:
+        for steps in range(6):
+            await host.begin(server.mind, f"hostguard-turn-m-{steps}.scope")
+            await asyncio.sleep(0.1)
+            child = server.ask("child")
+            host.adopter.look("m")
+            for _ in range(steps):  # of the event loop
+                await asyncio.sleep(0)
+            assert await host.end(f"hostguard-turn-m-{steps}.scope") == []
+            await asyncio.sleep(0.1)
+            assert cgroup(child) == server.home
+
+    with_host(work)
+
+
+@delegated
 def test_cgroups_below_the_minds_unit_and_below_the_scope(server: Server) -> None:
     """The server may have its processes in a cgroup that it made, and so may a process of a session."""
 
