@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostguard import sessions
+from hostguard.cgroups import populated
 from hostguard.model import Mind
 from hostguard.procs import Process, members, process, storage_bytes
 from hostguard.servers import Server, Servers, attach
@@ -31,6 +32,7 @@ LOOKS_S = (0.0, 0.02, 0.06, 0.15, 0.4)  # after a POST; then every EVERY_S
 EVERY_S = 1.0
 HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: look again
 FREEZE_TRY = 3  # one that does nothing but fork and leave is never caught running
+FORGET_MIN = 100  # processes that are remembered before one looks which are dead
 AGAIN_S = 1.0  # systemd does not answer: the way home is tried again
 BUSY = 0.01  # of one CPU: a process that only waits uses less
 
@@ -62,6 +64,11 @@ class Visit:
     last: Seen | None = None  # when it was last busy
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def works_for(self) -> tuple[str, str]:
+        """The mind and the session."""
+        return self.mind.name, self.session
+
     def guests(self) -> list[int]:
         """Processes in the scope, or below it, beside the anchor."""
         folders = [Path(folder) for folder, _, _ in os.walk(self.scope)]
@@ -78,9 +85,10 @@ class Adopter:
         self._cgroup = cgroup
         self._servers = Servers(systemd, on_died)
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
-        self._sessions = sessions.load()  # which session each process works for
+        self._sessions = sessions.load()  # the mind and session that each process works for
         self._kept = dict(self._sessions)
         self._keeping = asyncio.Lock()
+        self._forget_at = FORGET_MIN  # processes
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- a turn
@@ -90,7 +98,9 @@ class Adopter:
 
         The scope may be one that an earlier guard filled.
         """
-        visit = self._visits[unit] = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
+        visit = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
+        self._visits.pop(unit, None)  # one that was tried again is the youngest, too
+        self._visits[unit] = visit
         await self._adopt(visit)
 
     def look(self, mind: str) -> None:
@@ -110,7 +120,7 @@ class Adopter:
         async with visit.moving:  # what is being adopted is in the scope by then
             left = await self._send_home(visit)
         _kill(visit.anchor, visit.scope)
-        self._sessions = {known: at for known, at in self._sessions.items() if process(known.pid) == known}
+        self._forget_dead()
         await self._keep()
         return left
 
@@ -157,7 +167,12 @@ class Adopter:
 
     def _look(self, visit: Visit) -> None:
         visit.timer = None
-        if self._visits.get(visit.unit) is visit and not visit.moving.locked():
+        if self._visits.get(visit.unit) is not visit:
+            return
+        if not populated(visit.scope):  # the turn ended without us: its scope was stopped
+            del self._visits[visit.unit]
+            self._forget_dead()
+        elif not visit.moving.locked():
             task = asyncio.create_task(self._adopt(visit))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -167,7 +182,7 @@ class Adopter:
             if self._visits.get(visit.unit) is not visit:  # it ended while this waited
                 return
             visit.looked = time.monotonic()
-            if visit.server is None or not visit.server.alive():
+            if visit.server is None or not visit.server.serving or not visit.server.alive():
                 visit.server = await self._servers.find(visit.mind)
             try:
                 pids = self._wanted(visit, visit.server) if visit.server is not None else []
@@ -186,51 +201,63 @@ class Adopter:
 
     def _wanted(self, visit: Visit, server: Server) -> list[int]:
         """Processes at home that belong in the scope: the session's, and new ones if no turn is younger."""
-        youngest = [other for other in self._visits.values() if other.mind.name == visit.mind.name][-1:]
+        self._visits = {unit: at for unit, at in self._visits.items() if at is visit or populated(at.scope)}
+        name = visit.mind.name
+        youngest = [other for other in self._visits.values() if other.mind.name == name][-1:]
         wanted = []
-        for found in server.workers(self._sessions):
-            session = self._session(found, server)
-            if session is None and youngest == [visit]:
-                session = visit.session
-            if session is not None:
-                self._sessions[found] = session
-            if session == visit.session:
+        for found in server.workers(lambda known: self._sessions.get(known, ("", ""))[0] == name):
+            works_for = self._works_for(found, server)
+            if works_for is None and youngest == [visit]:
+                works_for = visit.works_for
+            if works_for is not None:
+                self._sessions[found] = works_for
+            if works_for == visit.works_for:
                 wanted.append(found.pid)
         return wanted
 
-    def _session(self, found: Process, server: Server) -> str | None:
-        """The session that the process is known to work for, or the process that started it."""
+    def _works_for(self, found: Process, server: Server) -> tuple[str, str] | None:
+        """The mind and session that the process is known to work for, or the process that started it."""
         if found in self._sessions:
             return self._sessions[found]
         started_by = (self._sessions.get(above) for above in server.ancestors(found))
-        return next((session for session in started_by if session is not None), None)
+        return next((known for known in started_by if known is not None), None)
 
     # -- the way home
 
     async def _send_home(self, visit: Visit) -> list[int]:
         """The processes that are left in the scope, beside the anchor."""
-        tries = 0
+        server, tries = visit.server or await self._servers.find(visit.mind), 0
         while (guests := visit.guests()) and tries < HOME_TRIES:
             self._learn(visit)
-            if visit.server is None or not visit.server.alive():
+            if server is None or not server.alive():
+                break
+            ours = [known.pid for pid in guests if (known := process(pid)) is not None and server.had(known)]
+            if not ours:
                 break
             if tries == FREEZE_TRY:
                 await asyncio.to_thread(_freeze, visit.scope, True)
             try:
-                await visit.server.take_home(self._systemd, guests)  # who leaves a frozen scope thaws
+                await server.take_home(self._systemd, ours)  # who leaves a frozen scope thaws
                 tries += 1
             except SystemdLost:  # the turn goes on until systemd is back
                 await asyncio.sleep(AGAIN_S)
-        if guests and tries > FREEZE_TRY:
+        if guests and tries >= FREEZE_TRY:
             await asyncio.to_thread(_freeze, visit.scope, False)
-        return guests
+        return visit.guests()
 
     def _learn(self, visit: Visit) -> None:
         """What is in the scope works for its session, also what was born there."""
         for pid in visit.guests():
             found = process(pid)
             if found is not None:
-                self._sessions[found] = visit.session
+                self._sessions[found] = visit.works_for
+
+    def _forget_dead(self) -> None:
+        if len(self._sessions) > self._forget_at:  # with many minds at each end it would take long
+            self._sessions = {
+                known: at for known, at in self._sessions.items() if process(known.pid) == known
+            }
+            self._forget_at = 2 * len(self._sessions) + FORGET_MIN
 
     async def _keep(self) -> None:
         async with self._keeping:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,19 +77,41 @@ def home_of(pid: int) -> Path | None:
     return cgroups.ROOT / own.lstrip("/") if own is not None else None
 
 
-def listener(url: str) -> int:
-    """The process that takes connections to the URL; 0 if none of this host does. Reads all descriptors."""
+def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
+    """The processes, of these or of all, that take connections to the URL; none if it is another host's.
+
+    Reads their descriptors: for a thread.
+    """
     import psutil
 
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     if not hosts & own and not (parts.hostname or "").startswith("127."):
-        return 0
+        return []
     hosts |= {"0.0.0.0", "::"}  # noqa: S104
-    for found in psutil.net_connections("tcp"):
-        if found.status == psutil.CONN_LISTEN and found.pid and found.laddr:
-            host, port = found.laddr
-            if port == parts.port and host in hosts:
-                return found.pid
-    return 0
+    sockets = {socket for socket, host, port in _listening() if port == (parts.port or 80) and host in hosts}
+    return [pid for pid in (psutil.pids() if pids is None else pids) if sockets and _holds(pid, sockets)]
+
+
+def _listening() -> Iterator[tuple[str, str, int]]:
+    """(as its descriptors are called, address, port) of each TCP socket that listens."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except OSError:  # no IPv6 here
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == "0A":
+                address, _, port = fields[1].partition(":")
+                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+                raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                yield f"socket:[{fields[9]}]", str(ip_address(raw)), int(port, 16)
+
+
+def _holds(pid: int, sockets: set[str]) -> bool:
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(os.readlink(entry.path) in sockets for entry in entries)
+    except OSError:
+        return False
