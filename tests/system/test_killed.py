@@ -110,12 +110,14 @@ def test_killed_at_100_random_moments(guard: Guard) -> None:
     random.seed(seed)
     senders = [Sender(mind) for mind in MINDS]
     try:
+        began = time.monotonic()
         guard.start(f"[limits]\nglobal_concurrent_turns = {CAP}\n{minds}")
+        start_s = time.monotonic() - began
         for sender in senders:
             sender.start()
         for _ in range(KILLS):
-            # From the middle of a start to well into the work: a start takes half a second here.
-            time.sleep(random.uniform(0.05, 1.0))
+            # From the middle of a start to well into the work, however long a start takes here.
+            time.sleep(random.uniform(0.05, 1.5 * start_s + 0.3))
             kill(guard)
         guard.wait_ready()
     finally:
