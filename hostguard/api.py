@@ -16,7 +16,8 @@ from starlette.routing import Route
 from hostguard import api_minds, api_schedules, control, deliveries, intake, views
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
-from hostguard.config import ConfigError, as_dict
+from hostguard.config import ConfigError
+from hostguard.config_dict import as_dict
 from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager
 from hostguard.model import State

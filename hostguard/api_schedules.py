@@ -14,7 +14,7 @@ from starlette.routing import Route
 from hostguard import intake, views
 from hostguard.clock import now_ms
 from hostguard.config import schedule_fault
-from hostguard.keys import SCHEDULE, schedule_name_fault
+from hostguard.keys import SCHEDULE, TIME_MAX, schedule_name_fault
 from hostguard.model import Config, Schedule
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
 from hostguard.web import body_max, json_object, peer
@@ -59,7 +59,7 @@ def parse(body: Mapping[str, Any], config: Config) -> Schedule:
 
 
 def _moment(value: int) -> int:
-    if isinstance(value, bool) or not 0 <= value <= intake.TIME_MAX:
+    if isinstance(value, bool) or not 0 <= value <= TIME_MAX:
         raise ValueError("as a number it is ms since the epoch")
     return value
 

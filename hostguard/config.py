@@ -11,17 +11,15 @@ import stat
 import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hostguard import paths
-from hostguard.keys import KEYS, NAME_FAULTS, UNLIMITED, Key
+from hostguard.keys import KEYS, NAME_FAULTS, Key
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 
 FILE_MAX = 1 << 20  # bytes
-HIDDEN = "(hidden)"
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
 
 KeyPath = tuple[str, ...]
@@ -112,30 +110,6 @@ def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
     return [main, *files]
 
 
-def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
-    """The configuration in a file's own shape, defaults filled in; with `secrets`, reading it gives the same.
-
-    A mind's `turn` has only what differs from [turn]. Without `secrets` the values of `environment` are
-    hidden: not everybody who may ask the daemon may read the files.
-    """
-    turn = _limits(config.turn)
-    return {
-        "limits": {
-            "mind_concurrent_turns": config.mind_concurrent_turns,
-            "global_concurrent_turns": _or_unlimited(config.global_concurrent_turns),
-            "payload_max": config.payload_max,
-            "rows_per_mind": config.rows_per_mind,
-            "history_rows": config.history_rows,
-        },
-        "turn": turn,
-        "device": {"path": config.device_path},
-        "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
-        "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
-        "schedules": {name: schedule_dict(schedule) for name, schedule in config.schedules.items()},
-        "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
-    }
-
-
 def dotted(path: KeyPath) -> str:
     """A key's path as TOML writes it."""
     return ".".join(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else quoted(key) for key in path)
@@ -213,7 +187,8 @@ def _parse(
                     reading.origin.update(dict.fromkeys(((*here, item) for item in value), source))
             except ValueError as error:
                 detail = f" ({error})" if str(error) else ""
-                reading.refuse(here, f"found {_found(value)}{detail}; allowed: {below.allowed}", source)
+                found = "something else" if below.secret else _found(value)
+                reading.refuse(here, f"found {found}{detail}; allowed: {below.allowed}", source)
         elif isinstance(value, dict):
             reading.origin[here] = source
             good[name] = _parse(value, below, here, source, reading)
@@ -260,6 +235,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> None:
 def _build(values: dict[str, Any], reading: _Reading) -> Config:
     turn = values.get("turn", {})
     minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
+    _refuse_shared(minds, reading)
     channels = {name: table.get("minds", ()) for name, table in values.get("channels", {}).items()}
     for name, members in channels.items():
         for mind in members:
@@ -279,6 +255,15 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
         channels=channels,
         sources=tuple(reading.sources),
     )
+
+
+def _refuse_shared(minds: Mapping[str, Mind], reading: _Reading) -> None:
+    """A server, and what runs it, is of one mind: a message does not say for whom it is."""
+    seen: dict[str, str] = {}
+    for name, mind in minds.items():
+        for key, value in (("url", mind.url), ("unit", mind.unit)):
+            if value is not None and seen.setdefault(value, name) != name:
+                reading.refuse(("minds", name, key), f"{quoted(value)} is that of {quoted(seen[value])}")
 
 
 def _schedules(tables: dict[str, Any], minds: Mapping[str, Mind], reading: _Reading) -> dict[str, Schedule]:
@@ -346,58 +331,3 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: _Read
         shell=entry.pw_shell or "/bin/sh",
         **{"directory": entry.pw_dir or "/", **own},
     )
-
-
-def _or_unlimited(value: int | float | None) -> int | float | str:
-    return UNLIMITED if value is None else int(value) if value == int(value) else value
-
-
-def _limits(limits: Limits) -> dict[str, Any]:
-    shown = {item.name: _or_unlimited(getattr(limits, item.name)) for item in fields(limits)}
-    if limits.io_weight is None:  # a weight is a share: it can be unset, not unlimited
-        del shown["io_weight"]
-    return shown
-
-
-def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any]:
-    own = {key: value for key, value in _limits(mind.limits).items() if value != turn.get(key)}
-    default = Mind(mind.name)
-    shown = {
-        "command": list(mind.command),
-        "url": mind.url,
-        "unit": mind.unit,
-        "routes": mind.routes,
-        "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
-        "idle_end": mind.idle_end if mind.url else None,
-        "sleep_after": mind.sleep_after if mind.sleep_after != default.sleep_after else None,
-        "wake_on": _wake_dict(mind.wake_on),
-        "user": mind.user,
-        "directory": mind.directory,
-        "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
-        "concurrent_turns": mind.concurrent_turns,
-        "turn": own,
-    }
-    return {key: value for key, value in shown.items() if value not in ("", None, [], {})}
-
-
-def _wake_dict(wake: WakeOn) -> dict[str, Any]:
-    given = {item.name: getattr(wake, item.name) for item in fields(wake)}
-    default = WakeOn()
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if value != getattr(default, name)
-    }
-
-
-def schedule_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule in a file's own shape: what is set, without the name."""
-    shown = {item.name: getattr(schedule, item.name) for item in fields(schedule) if item.name != "name"}
-    if schedule.at is not None:
-        shown["at"] = datetime.fromtimestamp(schedule.at / 1000).astimezone().isoformat()
-    return {name: value for name, value in shown.items() if value not in ("", None)}
-
-
-def _address(listen: tuple[str, int]) -> str:
-    host, port = listen
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.deliveries import New
-from hostguard.keys import SESSION_MAX
+from hostguard.keys import SESSION_MAX, TIME_MAX
 from hostguard.model import Config, Kind, Target
 from hostguard.problems import Problem, bad_request, conflict, too_large, unknown
 
@@ -18,7 +18,6 @@ T = TypeVar("T")
 SENDER_MAX = 200
 KEY_MAX = 200
 DESCRIPTION_MAX = 200
-TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 
 TEXT_MAX = 4000  # of instructions
 NAMES_MAX = 1000  # participants of a conversation

@@ -6,6 +6,7 @@ with a detail if one helps, for anything else. In a key's name `*` stands for a 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import unicodedata
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 UNLIMITED = "unlimited"
 MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
@@ -22,6 +22,7 @@ CHANNEL_NAME_MAX = 64  # characters
 CHANNEL_MINDS_MAX = 1000
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
 DAY = 86_400
+TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": DAY}
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -29,10 +30,14 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: how its value is read, and what it may be, as the end of "allowed: "."""
+    """One key: how its value is read, and what it may be, as the end of "allowed: ".
+
+    What is `secret` is shown in no message, though it be wrong.
+    """
 
     parse: Callable[[Any], Any]
     allowed: str
+    secret: bool = False
 
 
 def duration(text: str) -> int:
@@ -179,26 +184,33 @@ def _device(value: Any) -> str:
 
 
 def _url(value: Any) -> str:
-    parts = urlsplit(_text(value))
-    if parts.scheme != "http" or not parts.hostname or parts.username is not None:
+    match = re.fullmatch(r"(http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+))(:[0-9]{1,5})?(/.*)?", _text(value))
+    if match is None:
         raise ValueError
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
+    address, host, port, path = match.groups()
+    if path not in (None, "/"):
         raise ValueError("it has a path: the guard adds /message itself")
-    if parts.port is None:  # raises ValueError by itself for one that is no port
+    if port is None or not 0 < int(port[1:]) < 65536:
         raise ValueError("it has no port")
-    return f"http://{parts.netloc}"
+    if host.startswith("["):
+        ipaddress.IPv6Address(host[1:-1])  # raises ValueError by itself
+    return f"{address}{port}"
 
 
 def _unit(value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9:_.\\@-]{1,247}\.service", _text(value)):
         raise ValueError
+    if value.endswith("@.service"):
+        raise ValueError("it is a template: name an instance of it")
+    if value == "hostguard.service" or value.startswith("hostguard-turn-"):
+        raise ValueError("it is hostguard's own")
     return str(value)
 
 
 def _token(value: Any) -> str:
     match = re.fullmatch(r"sha256:([0-9a-f]{64})", _text(value))
     if match is None:
-        raise ValueError  # it may be the token itself: no detail shows it
+        raise ValueError
     return match[1]
 
 
@@ -234,7 +246,7 @@ def _at(value: Any) -> int:
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
         raise ValueError
-    return int(value.timestamp() * 1000)
+    return _within(round(value.timestamp() * 1000), 0, TIME_MAX)
 
 
 def _cron(value: Any) -> str:
@@ -307,7 +319,9 @@ KEYS: dict[str, Key] = {
         _unit, 'the name of the service that runs its server, as "hostguard-mind@alice.service"'
     ),
     "minds.*.routes": Key(_absolute, "the absolute path of its routes.json"),
-    "minds.*.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256'),
+    "minds.*.token": Key(
+        _token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256', secret=True
+    ),
     "minds.*.idle_end": _time(1, 30 * DAY, "1 second to 30 days"),
     "minds.*.sleep_after": _time(0, 30 * DAY, "0 seconds to 30 days"),
     "minds.*.wake_on.dm": Key(_flag, "true or false"),

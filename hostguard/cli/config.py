@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hostguard import config
+from hostguard import config, config_dict
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.cli.show import as_json, safe
 
@@ -43,7 +43,10 @@ def check(ctx: click.Context, file: Path | None, json_: bool) -> None:
         raise CliError("\n".join(problems))
     if not sources:
         click.echo("no file: the defaults apply")
-    click.echo(f"ok: {_count(found.minds, 'mind')}, {_count(found.channels, 'channel')}")
+    counts = [_count(found.minds, "mind"), _count(found.channels, "channel")]
+    if found.schedules:
+        counts.append(_count(found.schedules, "schedule"))
+    click.echo(f"ok: {', '.join(counts)}")
 
 
 @command.command()
@@ -58,7 +61,7 @@ def show(json_: bool) -> None:
         loaded = config.load_with_origin()
     except config.ConfigError as error:
         raise CliError(str(error)) from None
-    values = config.as_dict(loaded.config, secrets=True)
+    values = config_dict.as_dict(loaded.config, secrets=True)
     if json_:
         click.echo(as_json({**values, "sources": loaded.config.sources}))
         return
@@ -81,9 +84,11 @@ def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: config.K
         yield from toml_lines(value, origin, (*path, name))
 
 
-def _toml(value: str | int | float | list[str]) -> str:
+def _toml(value: bool | str | int | float | list[str]) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return config.quoted(value) if isinstance(value, str) else str(value)
 
 

@@ -6,7 +6,7 @@ import json
 import socketserver
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -52,3 +52,16 @@ def daemon(away: StandIn) -> Iterator[StandIn]:
         yield away
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a file in a folder of its own."""
+
+    def make(text: str | bytes, name: str = "hostguard.toml") -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        return file
+
+    return make

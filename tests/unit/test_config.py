@@ -25,17 +25,6 @@ Write = Callable[..., Path]
 MIND = f'[minds.m]\ncommand = ["/bin/true"]\nuser = "{ME.pw_name}"\n'
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def make(text: str | bytes, name: str = "hostguard.toml") -> Path:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text.encode() if isinstance(text, str) else text)
-        return file
-
-    return make
-
-
 def problems(file: Path) -> tuple[str, ...]:
     with pytest.raises(config.ConfigError) as caught:
         config.load([file])

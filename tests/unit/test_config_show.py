@@ -11,14 +11,15 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hostguard import config, keys
+from hostguard import config, config_dict, keys
 from hostguard.cli.config import toml_lines
 from hostguard.model import Config
 
@@ -27,17 +28,6 @@ ME = pwd.getpwuid(os.getuid())
 MIND = f'[minds.m]\ncommand = ["/bin/true"]\nuser = "{ME.pw_name}"\n'
 NAMES = st.text(min_size=1, max_size=48).filter(lambda name: keys.mind_name_fault(name) is None)
 Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def make(text: str | bytes, name: str = "hostguard.toml") -> Path:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text.encode() if isinstance(text, str) else text)
-        return file
-
-    return make
 
 
 def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,48 +40,98 @@ def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
     )
 
 
-def values() -> st.SearchStrategy[dict[str, Any]]:
+COUNT = st.integers(0, 1_000_000)
+AMOUNT = st.integers(1 << 20, 2**63 - 1) | st.just("unlimited")
+TEXT = st.text().map(lambda text: text.replace("\0", ""))
+WORD = TEXT.filter(bool)
+TIME = st.integers(1, 30 * 86400)
+TURN = st.fixed_dictionaries(
+    {},
+    optional={
+        "io_weight": st.integers(1, 10_000),
+        **dict.fromkeys(("read_bandwidth", "write_bandwidth", "memory_high", "memory_max"), AMOUNT),
+        "tasks_max": st.integers(1, 2**22) | st.just("unlimited"),
+        "max_turn": TIME | st.just("unlimited"),
+    },
+)
+GLOBS = st.lists(WORD, max_size=3)
+WAKE_ON = st.fixed_dictionaries(
+    {}, optional={"dm": st.booleans(), "mention": st.booleans(), "channels": GLOBS, "senders": GLOBS}
+)
+ANY_MIND = {
+    "directory": TEXT.map("/".__add__),
+    "environment": st.dictionaries(st.from_regex(r"\A[a-z_][a-z0-9]*\Z"), TEXT, max_size=3),
+    "concurrent_turns": COUNT,
+    "routes": TEXT.map("/".__add__),
+    "token": st.from_regex(r"\Asha256:[0-9a-f]{64}\Z"),
+    "sleep_after": TIME,
+    "wake_on": WAKE_ON,
+    "turn": TURN,
+}
+USER = {"user": st.just(ME.pw_name)}
+EXEC = st.fixed_dictionaries(
+    {**USER, "command": st.lists(WORD).map(lambda words: ["/bin/true", *words])}, optional=ANY_MIND
+)
+RESIDENT = st.fixed_dictionaries(
+    {**USER, "url": st.just("http://127.0.0.1:{}")},
+    optional={**ANY_MIND, "unit": st.just("mind@{}.service"), "idle_end": TIME},
+)
+WHEN = st.fixed_dictionaries({"cron": st.sampled_from(["*/5 * * * *", "0 3 * * mon-fri"])}) | (
+    st.fixed_dictionaries(
+        {"at": st.datetimes(datetime(1980, 1, 1), datetime(2200, 1, 1)).map(datetime.isoformat)}
+    )
+)
+WHAT = st.fixed_dictionaries({"message": WORD}) | st.fixed_dictionaries({"script": WORD})
+HOW = st.fixed_dictionaries(
+    {},
+    optional={
+        "session": st.sampled_from(["$new", "s"]),
+        "timezone": st.just("Europe/Berlin"),
+        "catch_up": st.sampled_from(["skip", "all"]),
+        "catch_up_window": TIME,
+        "while_sleeping": st.sampled_from(["skip", "queue", "trigger-wake"]),
+        "enabled": st.booleans(),
+    },
+)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> dict[str, Any]:
     """Whole configurations, as a file would hold them."""
-    count, amount = st.integers(0, 1_000_000), st.integers(1 << 20, 2**63 - 1) | st.just("unlimited")
-    turn = st.fixed_dictionaries(
-        {},
-        optional={
-            "io_weight": st.integers(1, 10_000),
-            **dict.fromkeys(("read_bandwidth", "write_bandwidth", "memory_high", "memory_max"), amount),
-            "tasks_max": st.integers(1, 2**22) | st.just("unlimited"),
-            "max_turn": st.integers(1, 30 * 86400) | st.just("unlimited"),
-        },
+    made: dict[str, Any] = draw(
+        st.fixed_dictionaries(
+            {"minds": st.dictionaries(NAMES, EXEC | RESIDENT, max_size=3)},
+            optional={
+                "limits": st.fixed_dictionaries({}, optional={"mind_concurrent_turns": COUNT}),
+                "turn": TURN,
+                "events": st.just({"listen": "[::1]:4200"}),
+            },
+        )
     )
-    text = st.text().map(lambda text: text.replace("\0", ""))
-    mind = st.fixed_dictionaries(
-        {"user": st.just(ME.pw_name)},
-        optional={
-            "command": st.lists(text.filter(bool)).map(lambda words: ["/bin/true", *words]),
-            "directory": text.map("/".__add__),
-            "environment": st.dictionaries(st.from_regex(r"\A[a-z_][a-z0-9]*\Z"), text, max_size=3),
-            "concurrent_turns": count,
-            "turn": turn,
-        },
-    )
-    return st.fixed_dictionaries(
-        {"minds": st.dictionaries(NAMES, mind, max_size=3)},
-        optional={
-            "limits": st.fixed_dictionaries({}, optional={"mind_concurrent_turns": count}),
-            "turn": turn,
-        },
-    )
+    for number, mind in enumerate(made["minds"].values()):
+        for key in ("url", "unit"):
+            if key in mind:
+                mind[key] = mind[key].format(4100 + number)
+    if made["minds"]:
+        mind = st.fixed_dictionaries({"mind": st.sampled_from(sorted(made["minds"]))})
+        one = st.tuples(mind, WHEN, WHAT, HOW).map(
+            lambda parts: {k: v for part in parts for k, v in part.items()}
+        )
+        made["schedules"] = draw(st.dictionaries(st.from_regex(r"\A[a-z.]{1,9}\Z"), one, max_size=3))
+    return made
 
 
 def as_toml(table: dict[str, Any]) -> str:
     return "\n".join(toml_lines(table, lambda path: "x"))
 
 
+@settings(deadline=None)
 @given(values())
 def test_what_is_shown_reads_back_as_the_same(tmp_path_factory: pytest.TempPathFactory, made: Any) -> None:
     file = tmp_path_factory.getbasetemp() / "made.toml"
     file.write_text(as_toml(made))
     first = config.load([file])
-    shown = config.as_dict(first, secrets=True)
+    shown = config_dict.as_dict(first, secrets=True)
     file.write_text(as_toml(shown))
     assert config.load([file]) == first
     assert json.loads(json.dumps(shown)) == shown
@@ -101,8 +141,8 @@ def test_secrets_are_shown_only_when_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "secret.toml"
     file.write_text(MIND + "environment = {TOKEN = 'hunter2'}")
     loaded = config.load([file])
-    assert config.as_dict(loaded)["minds"]["m"]["environment"] == {"TOKEN": "(hidden)"}
-    assert config.as_dict(loaded, secrets=True)["minds"]["m"]["environment"] == {"TOKEN": "hunter2"}
+    assert config_dict.as_dict(loaded)["minds"]["m"]["environment"] == {"TOKEN": "(hidden)"}
+    assert config_dict.as_dict(loaded, secrets=True)["minds"]["m"]["environment"] == {"TOKEN": "hunter2"}
 
 
 def test_show_tells_the_file_of_each_value(write: Write) -> None:
