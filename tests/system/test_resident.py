@@ -304,7 +304,8 @@ def test_a_mind_that_honours_the_key_sees_each_delivery_once_though_the_guard_is
     assert found["attempts"] == 0
     lines = mind.log("message")
     assert len({line["key"] for line in lines}) == 1
-    assert len(lines) == (2 if when == "during" else 1)
+    # On a busy machine the kill "before" the POST may come too late for that.
+    assert len(lines) in {"before": (1, 2), "during": (2,), "after": (1,)}[when]
     if when == "after":
         assert host.ended(row)[0] == "done"
 
