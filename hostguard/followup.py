@@ -39,7 +39,7 @@ def dead_letter(row: Delivery, ending: Ending, config: Config, now: int) -> New 
     channel = f" in {row.channel}" if row.channel else ""
     text = (
         f"[hostguard] message {row.id} from {row.sender or 'nobody'}{channel} to {row.mind} could not be"
-        f" delivered: {ending.reason}. It is kept as a dead letter; `hostguard dead retry {row.id}` tries"
+        f" delivered: {ending.reason}. It is kept as a dead letter; hostguard dead retry {row.id} tries"
         " it again"
     )
     targets = tuple(Target(mind, "main", kind=Kind.NOTICE) for mind in minds)

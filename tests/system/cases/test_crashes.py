@@ -45,6 +45,10 @@ def test_case_23_a_payload_that_crashes_its_mind(host: Host, signal: str, reason
     assert [line["HOSTGUARD_DELIVERY"] for line in host.guard.journal(DEAD)] == [str(row)]
     assert host.events("dead") == [("dead", row)]
     assert [found["id"] for found in host.guard.json("queue", "--state", "dead")["deliveries"]] == [row]
+    (notice,) = [
+        one["id"] for one in host.get("/v1/deliveries?state=all")["deliveries"] if one["kind"] == "notice"
+    ]
+    host.done(notice)
     assert host.turns() == []
 
     host.guard.cli("retry", str(row))
@@ -52,7 +56,7 @@ def test_case_23_a_payload_that_crashes_its_mind(host: Host, signal: str, reason
     assert host.row(row)["state"] == "queued"
     host.post(f"/v1/deliveries/{row}/cancel")
     host.done(row, state="cancelled")
-    assert [line.row for line in host.log("start")] == [row, other, row, row]
+    assert [line.row for line in host.log("start")] == [row, other, row, notice, row]
 
 
 def test_case_23_a_command_that_cannot_be_run(host: Host) -> None:
