@@ -13,8 +13,8 @@ from hostguard.cli.common import complete_minds, complete_rows, hold_text, json_
 from hostguard.cli.show import clock, duration, fields, ms, safe, size, table, terminal_width
 
 STATES = (
-    "queued", "delivering", "batching", "gated", "done", "dead", "cancelled", "expired", "batched", "skipped",
-    "all",
+    "queued", "delivering", "in_turn", "batching", "gated", "done", "dead", "cancelled", "expired", "batched",
+    "skipped", "all",
 )  # fmt: skip
 LIMIT_MAX = 1000  # the API's own
 
@@ -45,8 +45,12 @@ def command(id_: int | None, mind: str | None, state: str | None, limit: int, as
         else:
             click.echo(delivery_text(delivery))
         return
-    params = {"mind": mind and mind.removeprefix("@"), "state": state, "limit": limit}
+    # A row stays delivering while it is in a turn; the daemon tells the two apart as it shows them.
+    stored = "delivering" if state == "in_turn" else state
+    params = {"mind": mind and mind.removeprefix("@"), "state": stored, "limit": limit}
     answer = client.call("GET", "/v1/deliveries", params=params)
+    if stored == "delivering":
+        answer["deliveries"] = [row for row in answer["deliveries"] if row["state"] == state]
     if as_json:
         print_json(answer)
         return

@@ -46,7 +46,9 @@ def test(
     Example:
       hostguard route test coder --channel '#general' --sender bob --content "hello @coder"
     """
-    body: dict[str, Any] = {"content": content, "isDM": dm}
+    body: dict[str, Any] = {"content": content}
+    if dm:  # left out it is one if it comes from no channel
+        body["isDM"] = True
     given = {"channel": channel, "sender": sender, "participantCount": participants, "session": session}
     body |= {name: value for name, value in given.items() if value is not None}
     name = mind.removeprefix("@")

@@ -8,14 +8,13 @@ import click
 
 from hostguard import client
 from hostguard.cli.common import complete_minds, json_option, mind_session, print_json
+from hostguard.cli.errors import CliError
 from hostguard.cli.show import clock, safe, table, terminal_width
 from hostguard.cli.when import as_duration, as_time
 
 
 def complete_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of schedules for shell completion."""
-    from hostguard.cli.errors import CliError
-
     try:
         found = client.call("GET", "/v1/schedules", read_s=1.0)["schedules"]
     except CliError:

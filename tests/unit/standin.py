@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+NEW_YEAR = 1_798_761_600_000  # 2027-01-01T00:00Z
+SHOWN = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NEW_YEAR / 1000))
 
 
 @dataclass
@@ -56,3 +59,9 @@ def row(id_: int = 1, state: str = "queued", **more: Any) -> dict[str, Any]:
         "id": id_, "mind": "m", "session": "main", "state": state, "kind": "message", "created_at": now,
         "attempts": 0, "result": {}, **unset, **more,
     }  # fmt: skip
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    """The cells of a table, the header apart."""
+    assert (done.returncode, done.stderr) == (0, "")
+    return [re.split(r" {2,}", line.strip()) for line in done.stdout.splitlines()[1:]]

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from standin import StandIn, row
+from standin import NEW_YEAR, SHOWN, StandIn, lines, row
 
 
 def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) -> None:
@@ -158,4 +158,124 @@ def test_run_starts_nothing_outside_its_scope(
 @pytest.mark.parametrize(("command", "exit_code"), [("no-such-thing", 127), ("/etc/passwd", 126)])
 def test_run_refuses_what_cannot_run_before_it_waits(daemon: StandIn, command: str, exit_code: int) -> None:
     assert daemon.run("run", "--mind", "m", "--", command).returncode == exit_code
+    assert daemon.asked == []
+
+
+def test_send_says_what_a_sleeping_mind_does(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": []}, 201)
+    done = daemon.run("send", "@m", "hi", "--while-sleeping", "trigger-wake", "--instructions", "be brief")
+    assert done.returncode == 0
+    assert daemon.asked[0][1]["whileSleeping"] == "trigger-wake"
+    assert daemon.asked[0][1]["instructions"] == "be brief"
+    assert daemon.run("send", "@m", "hi", "--while-sleeping", "wake").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "exit_code"),
+    [
+        ({"outcome": "done"}, 0),
+        ({"outcome": "gone"}, 0),
+        ({"outcome": "idle"}, 0),
+        ({"outcome": "died"}, 1),
+        ({"outcome": "timeout"}, 1),
+    ],
+)
+def test_send_wait_knows_how_turns_of_resident_minds_end(
+    daemon: StandIn, result: dict[str, Any], exit_code: int
+) -> None:
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": []}, 201)
+    daemon.answer("GET /v1/deliveries/1", row(1, "done", result={**result, "exit": None}))
+    assert daemon.run("send", "@m", "hi", "--wait").returncode == exit_code
+
+
+def test_send_wait_follows_a_message_into_its_batch(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row(1, "batching")], "refused": []}, 201)
+    daemon.answer("GET /v1/deliveries/1", row(1, "batched", result={"outcome": "batched", "delivery": 9}))
+    daemon.answer("GET /v1/deliveries/9", row(9, "done", kind="batch", result={"outcome": "done"}))
+    done = daemon.run("send", "@m", "hi", "--wait")
+    assert (done.returncode, done.stdout) == (0, "9 m done: done\n")
+
+
+def test_send_wait_for_a_message_that_was_skipped_fails(daemon: StandIn) -> None:
+    skipped = row(1, "skipped", result={"outcome": "skipped", "reason": "m sleeps"})
+    daemon.answer("POST /v1/deliveries", {"deliveries": [skipped], "refused": []}, 201)
+    done = daemon.run("send", "@m", "hi", "--wait")
+    assert (done.returncode, done.stdout) == (1, "1 m skipped: m sleeps\n")
+
+
+@pytest.mark.parametrize("state", ["delivering", "in_turn", "batching", "gated", "batched", "skipped"])
+def test_queue_knows_every_state(daemon: StandIn, state: str) -> None:
+    found = (
+        [row(1, "in_turn"), row(2, "delivering")] if state in ("in_turn", "delivering") else [row(3, state)]
+    )
+    daemon.answer("GET /v1/deliveries", {"deliveries": found, "total_queued": 0})
+    [only] = json.loads(daemon.run("queue", "--state", state, "--json").stdout)["deliveries"]
+    assert only["state"] == state
+    stored = "delivering" if state == "in_turn" else state
+    assert daemon.asked == [(f"GET /v1/deliveries?state={stored}&limit=100", None)]
+
+
+# -- dead letters
+
+
+def in_turns(daemon: StandIn, request: str, *bodies: Any) -> list[str]:
+    """Answer the same request with one body after another; the requests' queries."""
+    left = list(bodies)
+    queries: list[str] = []
+
+    class Answers(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            if key != request:
+                return super().get(key, default)
+            queries.append(daemon.asked[-1][0].partition("?")[2])
+            return 200, {}, json.dumps(left.pop(0)).encode()
+
+    daemon.answers = Answers(daemon.answers)
+    return queries
+
+
+def dead(id_: int, **more: Any) -> dict[str, Any]:
+    result = {"outcome": "refused", "reason": "the mind answered 500"}
+    return row(id_, "dead", attempts=10, ended_at=NEW_YEAR, result=result, **more)
+
+
+def test_dead_list_tells_since_when_and_why(daemon: StandIn) -> None:
+    daemon.answer("GET /v1/deliveries", {"deliveries": [dead(5, sender="eve"), dead(6)], "total_queued": 0})
+    done = daemon.run("dead", "list", "--mind", "@m")
+    assert lines(done) == [
+        ["5", "m", "eve", SHOWN, "10", "the mind answered 500"],
+        ["6", "m", "-", SHOWN, "10", "the mind answered 500"],
+    ]
+    assert daemon.asked == [("GET /v1/deliveries?state=dead&mind=m&limit=1000&after=0", None)]
+
+
+def test_all_dead_letters_are_listed_page_by_page(daemon: StandIn) -> None:
+    pages = [range(1, 1001), range(1001, 1003)]
+    queries = in_turns(
+        daemon, "GET /v1/deliveries", *({"deliveries": [dead(id_) for id_ in page]} for page in pages)
+    )
+    found = json.loads(daemon.run("dead", "list", "--json").stdout)["deliveries"]
+    assert [one["id"] for one in found] == list(range(1, 1003))
+    assert queries == ["state=dead&limit=1000&after=0", "state=dead&limit=1000&after=1000"]
+
+
+@pytest.mark.parametrize(("verb", "said"), [("retry", "queued again"), ("drop", "dropped")])
+def test_dead_letters_are_named_or_all_of_a_mind(daemon: StandIn, verb: str, said: str) -> None:
+    daemon.answer("GET /v1/deliveries", {"deliveries": [dead(5), dead(6)]})
+    for id_ in (5, 6):
+        daemon.answer(f"POST /v1/deliveries/{id_}/{verb}", row(id_))
+    for args in (("5", "6"), ("--all", "--mind", "m")):
+        daemon.asked.clear()
+        done = daemon.run("dead", verb, *args)
+        assert (done.returncode, done.stdout) == (0, f"5 m {said}\n6 m {said}\n")
+        assert [request for request, _ in daemon.asked if request.startswith("POST")] == [
+            f"POST /v1/deliveries/5/{verb}",
+            f"POST /v1/deliveries/6/{verb}",
+        ]
+
+
+@pytest.mark.parametrize("args", [(), ("5", "--all"), ("5", "--mind", "m"), ("--mind", "m"), ("x",)])
+@pytest.mark.parametrize("verb", ["retry", "drop"])
+def test_which_dead_letters_must_be_clear(daemon: StandIn, verb: str, args: tuple[str, ...]) -> None:
+    assert daemon.run("dead", verb, *args).returncode == 2
     assert daemon.asked == []
