@@ -157,7 +157,7 @@ class Manager:
         for id_ in self.callers.lost(now):
             self._drop_run(id_)
         for mind in self.residents.retried(now):
-            self.backlog.touch(mind)
+            self._offer(mind)
         for new in self._fresh:
             turn = self.runner.live.taking(new.mind, new.session)
             if turn is not None:
@@ -229,8 +229,13 @@ class Manager:
 
     def reopen(self, mind: str) -> None:
         """The mind may be offered its rows again: it is up, awake, or has room."""
-        self.backlog.touch(mind)
+        self._offer(mind)
         self.pump()
+
+    def _offer(self, mind: str) -> None:
+        self.backlog.touch(mind)
+        for turn in self.runner.live.resident(mind):
+            self.residents.feed(turn)
 
     # -- time, systemd, tasks
 

@@ -146,8 +146,9 @@ class Residents:
 
     def _not_taken(self, mind: Mind, posted: Posted) -> turns.Ending:
         if posted.outcome is Outcome.DOWN:
-            pause = self._note_down(mind.name, posted.text)
-            return turns.Ending("down", posted.text, back=True, pause_ms=pause)
+            # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
+            self._note_down(mind.name, posted.text)
+            return turns.Ending("down", posted.text, back=True)
         return turns.Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
 
     # -- more messages for it
@@ -156,18 +157,18 @@ class Residents:
         """Post what waits for the turn's session into it."""
         resident = turn.resident
         ready = resident is not None and resident.posted and resident.feeding is None
-        if resident is not None and ready and turn.live.takes_input and not self._manager.closing:
+        if resident is not None and ready and self._takes(turn):
             resident.feeding = asyncio.create_task(self._feed(turn, resident))
             self._manager.keep(resident.feeding)
+
+    def _takes(self, turn: Turn) -> bool:
+        up = self.down(turn.live.mind, now_ms()) is None
+        return turn.live.takes_input and up and not self._manager.closing
 
     async def _feed(self, turn: Turn, resident: Resident) -> None:
         backlog, live = self._manager.backlog, turn.live
         try:
-            while (
-                turn.live.takes_input
-                and not self._manager.closing
-                and (row := backlog.first_in(live.mind, live.session or ""))
-            ):
+            while self._takes(turn) and (row := backlog.first_in(live.mind, live.session or "")):
                 mind = self._manager.policy.config.minds.get(live.mind)
                 if mind is None or mind.url is None:
                     break
@@ -328,12 +329,10 @@ class Residents:
         """Minds whose pause is over."""
         return [mind for mind, down in self._down.items() if down.until <= now]
 
-    def _note_down(self, mind: str, text: str) -> int:
-        """The pause in ms."""
+    def _note_down(self, mind: str, text: str) -> None:
         tries = self._down[mind].tries + 1 if mind in self._down else 0
         pause = min(DOWN_MS[0] << min(tries, 16), DOWN_MS[1])
         self._down[mind] = Down(text, now_ms() + pause, tries)
-        return pause
 
     def up(self, mind: str) -> None:
         """The mind's unit was started: try it now."""
