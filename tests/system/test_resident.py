@@ -230,13 +230,26 @@ def test_a_mind_that_is_down_is_no_failure(host: ResidentHost) -> None:
     mind = host.minds.add("m")
     host.start(down=("m",))
     first = host.send("m", "a")
-    wait_for(lambda: not host.turns())
+    wait_for(lambda: host.events("held", row=first), LONG_S)
     second = host.send("m", "b")
-    wait_for(lambda: host.events("held", row=second))
-    assert host.get(f"/v1/deliveries/{second}/why")["reason"] == "mind_down"
+    for row in (first, second):
+        assert host.get(f"/v1/deliveries/{row}/why")["reason"] == "mind_down"
     host.minds.start("m")
     assert {row["attempts"] for row in host.done(first, second)} == {0}
     assert mind.contents() == ["a", "b"]
+
+
+def test_a_mind_that_is_gone_for_a_while_in_the_middle_gets_its_rows_in_order(host: ResidentHost) -> None:
+    mind = host.one(work=0.05)
+    for i in range(30):
+        host.send("m", f"{i}{' !die' if i == 5 else ''}", session="s")
+    rows = host.rows()
+    host.done(*(row["id"] for row in rows))
+    late = {row["id"] for row in host.rows() if row["attempts"]}  # on its way as the mind died
+    assert len(late) < 2
+    taken = [line for line in mind.taken() if line["key"].split("-")[1] not in {str(row) for row in late}]
+    numbers = [int(line["content"].split()[0]) for line in taken]
+    assert numbers == sorted(numbers)
 
 
 def test_a_dead_letter_is_told_once_to_its_mind_and_its_sender(host: ResidentHost) -> None:

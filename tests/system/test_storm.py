@@ -22,6 +22,7 @@ CAP = 2
 MINDS = {"nora": "normal", "sil": "silent", "dy": "dies", "ref": "refuses", "slow": "slow", "spa": "spawns"}
 ASLEEP, BATCHING, PLANNED = "nora", "slow", ("sil", "slow", "spa")
 FLUSH, BUSY, BATCH = 50, 15, 12  # rows
+SESSIONS = 25  # of the rows to flush: each is a turn
 ENDS_S = 240.0
 
 
@@ -113,7 +114,11 @@ def test_storm(host: ResidentHost) -> None:
     host.start(channels, global_concurrent_turns=CAP)
 
     host.post(f"/v1/minds/{ASLEEP}/sleep", until=None)
-    kept = [host.send(ASLEEP, f"kept {i}", session=f"s{i % 5}", whileSleeping="queue") for i in range(FLUSH)]
+    wait_for(lambda: not host.turns() and not host.minds[ASLEEP].up(), 30)  # it was told so first
+    kept = [
+        host.send(ASLEEP, f"kept {i}", session=f"s{i % SESSIONS}", whileSleeping="queue")
+        for i in range(FLUSH)
+    ]
     assert {host.row(row)["state"] for row in kept[:3]} == {"queued"}
     due = int(time.time() * 1000) + 2500
     for mind in PLANNED:
@@ -136,9 +141,12 @@ def test_storm(host: ResidentHost) -> None:
 
     rows = host.rows()
     states = Counter(row["state"] for row in rows)
+    of = {row["id"]: row["mind"] for row in rows}
     assert set(states) == {"done", "batched"}, states
     assert states["batched"] == BATCH
     assert sum(len(line["batch"]["channels"]["#batchy"]) for line in batches(host)) == BATCH
+
+    failed = Counter(e["delivery"] for e in follower.events if e["type"] == "failed")
 
     # Every message arrives exactly once, in order per session.
     for name in MINDS:
@@ -150,11 +158,12 @@ def test_storm(host: ResidentHost) -> None:
         wanted |= {f"[aligned-{name}] planned"} if name in PLANNED else set()
         counts = Counter(texts)
         assert {text: counts[text] for text in wanted} == dict.fromkeys(wanted, 1), name
-        if name != "ref":  # what was refused is tried again, later than what came after it
-            assert in_order([text for text in texts if text.startswith("busy")]), (name, texts)
-    for session in range(5):
+        # What was refused, or met a mind that died, is tried again later than what came after it.
+        late = {host.get(f"/v1/deliveries/{row}")["payload"]["content"] for row in failed if of[row] == name}
+        assert in_order([text for text in texts if text.startswith("busy") and text not in late]), name
+    for session in range(SESSIONS):
         texts = [t for t in host.minds[ASLEEP].contents(f"s{session}") if t.startswith("kept")]
-        assert texts == [f"kept {i}" for i in range(FLUSH) if i % 5 == session]
+        assert texts == [f"kept {i}" for i in range(FLUSH) if i % SESSIONS == session]
     assert in_order([text for text in arrived(host.minds[BATCHING].taken()) if text.startswith("batch")])
 
     # Never more than the cap: as the scopes were, as the events tell, and as the minds worked.
@@ -163,31 +172,32 @@ def test_storm(host: ResidentHost) -> None:
     for event in follower.events:
         if event["type"] == "ended":
             ended.setdefault(event["turn"], event["at"])
-    assert started.keys() == ended.keys()
+    assert started.keys() <= ended.keys()
     assert overlaps([(at, ended[turn]) for turn, at in started.items()]) == CAP
     assert max(follower.scopes) == CAP, follower.scopes
     assert overlaps(work_spans(host)) <= CAP
 
     # No hold was counted as an attempt.
-    attempts = {row["id"]: row["attempts"] for row in rows if row["mind"] != "ref"}
-    assert set(attempts.values()) == {0}
-    assert sum(row["attempts"] for row in rows if row["mind"] == "ref") == len(
-        [line for line in host.minds["ref"].log("message") if not line["taken"] and not line["repeat"]]
-    )
+    assert {of[row] for row in failed} <= {"ref", "dy"}
+    assert {row["id"]: row["attempts"] for row in rows if row["attempts"]} == failed
 
     # A slot that came free is taken by the next POST.
-    posts = sorted(first_posts(host).values())
+    posts, ends = first_posts(host), sorted(ended.values())
+    due = {
+        row["id"]: max(row["created_at"], row["not_before"] or 0) for row in rows if row["id"] not in failed
+    }
     gaps = []
-    for turn, at in sorted(ended.items(), key=lambda item: item[1]):
-        waiting = [e for e in follower.events if e["type"] == "hold_ended" and e["at"] >= at]
-        after = [post for post in posts if post >= at]
-        if waiting and after and turn in started:
-            gaps.append(after[0] - at)
+    for event in follower.events:
+        if event["type"] == "started" and event["delivery"] in due:
+            free = max((at for at in ends if at <= posts[event["turn"]]), default=0)
+            before = sum(at < free <= ended[turn] for turn, at in started.items())
+            if before == CAP and due[event["delivery"]] < free:
+                gaps.append(posts[event["turn"]] - free)
     median = statistics.median(gaps)
     print(
         f"from a free slot to the next POST: median {median:.0f} ms of {len(gaps)}, most {max(gaps):.0f} ms"
     )
-    assert len(gaps) > 10
+    assert len(gaps) > SESSIONS / 2
     assert median < 250, "no sweep is waited for"
 
 
