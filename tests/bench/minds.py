@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 import sqlite3
 import statistics
 import time
@@ -129,7 +130,7 @@ async def fill(path: Path) -> None:
 def configuration() -> str:
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     minds = "".join(
-        f'[minds.mind{number}]\nurl = "http://127.0.0.1:{MINDS_PORT}"\ntoken = "sha256:{digest}"\n'
+        f'[minds.mind{number}]\nurl = "http://127.1.{number // 250}.{number % 250 + 1}:{MINDS_PORT}"\ntoken = "sha256:{digest}"\n'
         for number in range(MINDS)
     )
     limits = f"[limits]\nglobal_concurrent_turns = {CAP}\nrows_per_mind = {ROWS}\n"
@@ -167,7 +168,7 @@ async def plain(fleet: Fleet, rounds: int) -> list[tuple[float, float]]:
 async def main() -> None:
     fleet = Fleet()
     server = make_server(fleet.app, LoopbackProtocol)
-    serving = asyncio.create_task(server.serve(sockets=[listen_tcp(("127.0.0.1", MINDS_PORT))]))
+    serving = asyncio.create_task(server.serve(sockets=[socket.create_server(("", MINDS_PORT))]))
     results = {
         "asyncio.Semaphore in memory": await plain(fleet, ROUNDS),
         "hostguard": await guarded(fleet, ROUNDS),
