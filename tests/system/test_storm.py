@@ -197,8 +197,8 @@ def test_storm(host: ResidentHost) -> None:
     print(
         f"from a free slot to the next POST: median {median:.0f} ms of {len(gaps)}, most {max(gaps):.0f} ms"
     )
-    assert gaps
-    assert median < 1000, "no sweep is waited for"
+    assert len(gaps) > SESSIONS / 2
+    assert median < 250, "no sweep is waited for"
 
 
 def batches(host: ResidentHost) -> list[dict[str, Any]]:
