@@ -14,7 +14,7 @@ from hostguard import control, deliveries, intake, routing, views
 from hostguard.clock import now_ms
 from hostguard.dispatch import DEFAULT_SESSION
 from hostguard.payload import told
-from hostguard.problems import conflict, unknown
+from hostguard.problems import conflict
 from hostguard.routing import Batch, Routed
 from hostguard.volute import token_hash, token_key
 from hostguard.web import json_object
@@ -96,10 +96,7 @@ class _Minds:
         return JSONResponse({"mind": name, **_routed(found)})
 
     def _mind(self, request: Request) -> str:
-        name, minds = str(request.path_params["name"]), self._manager.policy.config.minds
-        if name not in minds:
-            raise unknown("mind", name, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")
-        return name
+        return intake.known_mind(request.path_params["name"], self._manager.policy.config).name
 
 
 def _routed(found: Routed) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hostguard import deliveries
 from hostguard.clock import now_ms
 from hostguard.deadlock import hopeless
 from hostguard.events import Event
+from hostguard.intake import known_mind
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Kind, Reason, State
@@ -70,7 +71,7 @@ async def delivery(manager: Manager, id_: int) -> Delivery:
 async def pause(manager: Manager, mind: str | None, on: bool) -> None:
     """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
     if on or not manager.policy.paused(mind):
-        _known(manager, mind)  # one that was removed while paused can still be resumed
+        _check(manager, mind)  # one that was removed while paused can still be resumed
     key, before = pause_key(mind), manager.policy.paused(mind)
     if on:
         # At once, whatever the card does: nothing may start while the setting is being stored.
@@ -102,7 +103,7 @@ async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, r
         raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
     if mind is not None and name != "mind_concurrent_turns":
         raise bad_request(f"{name} is of the whole host: leave the mind out")
-    _known(manager, mind)
+    _check(manager, mind)
     setting: dict[str, Any] | None = None
     if value == "default":
         pass
@@ -222,7 +223,6 @@ async def stop(manager: Manager, name: str) -> Turn:
     return turn
 
 
-def _known(manager: Manager, mind: str | None) -> None:
-    minds = manager.policy.config.minds
-    if mind is not None and mind not in minds:
-        raise unknown("mind", mind, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")
+def _check(manager: Manager, mind: str | None) -> None:
+    if mind is not None:
+        known_mind(mind, manager.policy.config)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hostguard import sleep
-from hostguard.intake import NEW_SESSION, Message
+from hostguard.intake import Message
+from hostguard.keys import NEW_PREFIX, NEW_SESSION
 from hostguard.model import Kind, Mind, State, Target
 from hostguard.payload import told
 from hostguard.routing import Batch, Routes, route
@@ -48,7 +49,7 @@ def plan(recipient: Recipient, message: Message) -> Plan:
             return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
         wake = policy == "wake"
     if message.kind is not Kind.MESSAGE or recipient.routes is None:
-        return Plan(Target(name, _session(message.session or DEFAULT_SESSION), kind=message.kind), wake)
+        return Plan(Target(name, named(message.session or DEFAULT_SESSION), kind=message.kind), wake)
     target = place(name, recipient.routes, payload)
     if target.state is State.BATCHING and (message.not_before or message.expires_at):
         target = Target(name, target.session)  # a batch has no times of its own
@@ -64,7 +65,7 @@ def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
         return Target(mind, DEFAULT_SESSION, State.GATED)
     if routed.action == "file":
         return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
-    session = _session(routed.session or DEFAULT_SESSION)
+    session = named(routed.session or DEFAULT_SESSION)
     if isinstance(routed.mode, Batch):
         batch = {
             "debounce_s": routed.mode.debounce_s,
@@ -75,8 +76,9 @@ def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
     return Target(mind, session)
 
 
-def _session(session: str) -> str:
-    return f"new-{secrets.token_hex(4)}" if session == NEW_SESSION else session
+def named(session: str) -> str:
+    """The session, or in place of "$new" one of its own."""
+    return f"{NEW_PREFIX}{secrets.token_hex(4)}" if session == NEW_SESSION else session
 
 
 def _skipped(mind: str, session: str, outcome: str, reason: str) -> Target:

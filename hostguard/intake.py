@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.deliveries import New
-from hostguard.keys import SESSION_MAX, TIME_MAX
-from hostguard.model import Config, Kind, Target
-from hostguard.problems import Problem, bad_request, conflict, too_large, unknown
+from hostguard.keys import NEW_SESSION, OWN_SESSION, SESSION_MAX, TIME_MAX, own_session
+from hostguard.model import Config, Kind, Mind, Target
+from hostguard.problems import bad_request, conflict, too_large, unknown
 
 T = TypeVar("T")
 
@@ -22,8 +22,6 @@ DESCRIPTION_MAX = 200
 TEXT_MAX = 4000  # of instructions
 NAMES_MAX = 1000  # participants of a conversation
 SYSTEM = "#system"  # every mind, unless the configuration says otherwise
-OWN = "$"  # sessions that begin so are the guard's own
-NEW_SESSION = "$new"  # one of its own for each delivery
 
 WHILE_SLEEPING = ("skip", "queue", "trigger-wake")
 KINDS = (Kind.MESSAGE, Kind.SYSTEM, Kind.NOTICE, Kind.LIFECYCLE)
@@ -85,8 +83,8 @@ def message(body: Any, config: Config, now: int) -> Message:
     if expires_at and expires_at <= max(now, not_before):
         raise bad_request("expires_at is not after now and not_before: the message could never start")
     session = text(body, "session", SESSION_MAX)
-    if session is not None and session.startswith(OWN) and session != NEW_SESSION:
-        raise bad_request(f'session must not begin with "{OWN}": only {NEW_SESSION} does')
+    if session is not None and own_session(session):
+        raise bad_request(f'session must not begin with "{OWN_SESSION}": only {NEW_SESSION} does')
     payload = {
         "content": body["content"],
         "channel": text(body, "channel", SENDER_MAX) or channel,
@@ -164,8 +162,7 @@ def run(body: Any, config: Config, now: int) -> New:
     """A `POST /v1/run`. Raises Problem."""
     known_fields(body, RUN_FIELDS)
     name = body.get("mind")
-    if not isinstance(name, str) or name not in config.minds:
-        raise _unknown_mind(name, config)
+    known_mind(name, config)
     key = text(body, "key", KEY_MAX)
     if key is None:
         raise bad_request("key is missing: a random text that names this run")
@@ -201,15 +198,17 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
             raise conflict(f"{to} has nobody but the sender")
         return to, minds
     name = to.removeprefix("@")
-    if name not in config.minds:
-        raise _unknown_mind(name, config)
-    if not (config.minds[name].command or config.minds[name].url):
+    mind = known_mind(name, config)
+    if not (mind.command or mind.url):
         raise conflict(f"{name} has no command and no url: only `hostguard run` starts its turns")
     return None, (name,)
 
 
-def _unknown_mind(name: Any, config: Config) -> Problem:
-    return unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
+def known_mind(name: Any, config: Config) -> Mind:
+    """The configured mind of that name. Raises Problem."""
+    if not isinstance(name, str) or name not in config.minds:
+        raise unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
+    return config.minds[name]
 
 
 def one_or_all(body: Mapping[str, Any]) -> str | None:

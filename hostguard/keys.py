@@ -20,6 +20,9 @@ UNLIMITED = "unlimited"
 MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
 CHANNEL_NAME_MAX = 64  # characters
 CHANNEL_MINDS_MAX = 1000
+OWN_SESSION = "$"  # sessions that begin so are the guard's own
+NEW_SESSION = "$new"  # one of its own for each delivery
+NEW_PREFIX = "new-"  # which those begin with
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
 DAY = 86_400
 TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
@@ -71,6 +74,11 @@ def channel_name_fault(name: str) -> str | None:
     if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
         return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
     return _space_fault(name)
+
+
+def own_session(name: str) -> bool:
+    """Whether only the guard itself may use the session: for scripts and files."""
+    return name.startswith(OWN_SESSION) and name != NEW_SESSION
 
 
 def schedule_name_fault(name: str) -> str | None:
@@ -267,7 +275,7 @@ def _zone(value: Any) -> str:
 
 def _session(value: Any) -> str:
     name = _text(value)
-    if len(name) > SESSION_MAX or not name.isprintable() or (name.startswith("$") and name != "$new"):
+    if len(name) > SESSION_MAX or not name.isprintable() or own_session(name):
         raise ValueError
     return name
 

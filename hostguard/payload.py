@@ -64,8 +64,6 @@ def for_resident(
     content = payload.get("content")
     if content is not None and not isinstance(content, str) and not _is_parts(content):
         payload["content"] = json.dumps(content, ensure_ascii=False)
-    if row.kind is Kind.BATCH:
-        payload["interrupt"] = bool(payload.get("interrupt"))
     return {name: payload[name] for name in RESIDENT_FIELDS if name in payload}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hostguard.globs import matches, says
-from hostguard.keys import SESSION_MAX
+from hostguard.keys import NEW_PREFIX, NEW_SESSION, OWN_SESSION, SESSION_MAX
 from hostguard.sleep import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
@@ -23,8 +23,6 @@ DEBOUNCE_S = 5.0
 MAX_WAIT_S = 120.0
 SECONDS_MAX = 86_400.0
 OTHER_KEYS = {"session", "destination", "path", "mode", "batch"}  # of a rule; all others have to match
-NEW_SESSION = "$new"  # one of its own for each delivery
-NEW_PREFIX = "new-"  # which those begin with
 
 Fields = Mapping[str, Any]
 
@@ -269,4 +267,4 @@ def safe_session(name: str) -> str:
     """A name that can stand in a path: "/", "\\", "..", NUL become "-"; of the guard's own ones none."""
     safe = re.sub(r"[/\\\0]|\.\.", "-", name)
     safe = "".join(char if char.isprintable() else "-" for char in safe)[:SESSION_MAX]
-    return f"-{safe[1:]}" if safe.startswith("$") else safe
+    return f"-{safe[1:]}" if safe.startswith(OWN_SESSION) else safe

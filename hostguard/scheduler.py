@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from hostguard import deliveries, intake
 from hostguard.accept import Accepted, Acceptor
 from hostguard.clock import now_ms
 from hostguard.control import store
+from hostguard.dispatch import named
 from hostguard.events import Event
 from hostguard.followup import system_payload
 from hostguard.manager import CLOCK_CHECK_S, Manager
@@ -260,9 +260,7 @@ class Scheduler:
         kind, session = Kind.SCHEDULE, schedule.session
         payload = json.loads(system_payload((schedule.mind,), f"[{schedule.name}] {schedule.message}"))
         if schedule.script is not None:
-            if session == intake.NEW_SESSION:
-                session = f"new-{secrets.token_hex(4)}"
-            kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{session}"
+            kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
             payload |= {"content": None, "script": schedule.script}
         raw = intake.encode(payload, self._manager.policy.config)
         wish = schedule.while_sleeping

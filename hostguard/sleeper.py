@@ -26,11 +26,12 @@ from hostguard.control import store
 from hostguard.deliveries import New, Op
 from hostguard.events import Event
 from hostguard.followup import CHANNEL, SENDER, system_payload
+from hostguard.intake import known_mind
 from hostguard.manager import CLOCK_CHECK_S, Manager
 from hostguard.mind_units import MindUnits, start_key
 from hostguard.model import Kind, Mind, Row, State, Target
 from hostguard.policy import sleep_key, woken_key
-from hostguard.problems import Problem, bad_request, unavailable, unknown
+from hostguard.problems import Problem, bad_request, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Sleeper:
 
     async def sleep(self, mind: str, until: int | None) -> None:
         """Tell the mind that it is to sleep, until a time in ms or until it is woken. Raises Problem."""
-        config, now = self._known(mind), self._clock()
+        config, now = known_mind(mind, self._manager.policy.config), self._clock()
         if until is not None and until <= now:
             raise bad_request("until is in the past")
         policy, key = self._manager.policy, sleep_key(mind)
@@ -166,7 +167,7 @@ class Sleeper:
 
     async def wake(self, mind: str, by: str) -> None:
         """Wake the mind for good, and tell it; `by` says of what. Raises Problem."""
-        self._known(mind)
+        known_mind(mind, self._manager.policy.config)
         # A client that leaves must not leave a mind half awake.
         await asyncio.shield(self._spawn(self._wake(mind, by, by_message=False)))
 
@@ -256,12 +257,6 @@ class Sleeper:
 
     # -- small things
 
-    def _known(self, mind: str) -> Mind:
-        minds = self._manager.policy.config.minds
-        if mind not in minds:
-            raise unknown("mind", mind, f"minds: {', '.join(sorted(minds)) or 'none is configured'}")
-        return minds[mind]
-
     def _lock(self, mind: str) -> asyncio.Lock:
         return self._locks.setdefault(mind, asyncio.Lock())
 
@@ -306,13 +301,9 @@ class Sleeper:
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
+        self._manager.keep(task)
         return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not isinstance(error, Problem):
-            log.error("a task failed", exc_info=error)
 
 
 def _set(db: sqlite3.Connection, changes: dict[str, Any]) -> None:

@@ -44,10 +44,7 @@ RETRY_S = 5.0  # after an address that could not be had
 FD_NAME = "minds"  # of the socket, while the service manager keeps it
 TOLD_S = 60.0  # a stranger must not fill the journal
 # Fields of a message: volute.md. What a newer daemon sends beside them is left out.
-FIELDS = {
-    "content", "channel", "session", "interrupt", "whileSleeping", "conversationId", "platform", "isDM",
-    "participants", "participantCount", "typing", "instructions",
-}  # fmt: skip
+FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
 
 
 def token_key(mind: str) -> str:
