@@ -22,7 +22,7 @@ from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager
 from hostguard.model import State
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
-from hostguard.waiters import unit_of
+from hostguard.procs import home_of
 from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object, peer
 
 if TYPE_CHECKING:
@@ -256,8 +256,8 @@ class Api:
 
     def _waiting(self, request: Request, id_: int) -> AbstractContextManager[None]:
         """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
-        unit = unit_of(peer(request)[0])
-        mine = unit if unit in self.manager.runner.live.turns else None
+        home = home_of(peer(request)[0])
+        mine = home.name if home is not None and home.name in self.manager.runner.live.turns else None
         return self.manager.ledger.waiters.turn(mine, id_)
 
     async def _wait_turn(self, request: Request, id_: int, caller: Caller) -> AsyncIterator[str]:

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import sqlite3
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from hostguard import deliveries, turns
@@ -51,6 +52,16 @@ class Ledger:
     def attempts(self, id_: int) -> int:
         """Failed attempts of a queued row."""
         return self._attempts.get(id_, 0)
+
+    async def fetch(self, id_: int) -> tuple[Delivery, bytes] | None:
+        """A row of the backlog with its payload; None if it has ended meanwhile. Raises Unavailable.
+
+        It may be stored as delivering still: it was given back a moment ago, and that is not stored yet.
+        """
+        found = await self._queue.read(lambda db: deliveries.with_payload(db, id_))
+        if found is None or found[0].state.final:
+            return None
+        return replace(found[0], attempts=self.attempts(id_)), found[1]
 
     def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
         """A write that must not be lost: tried until it succeeds."""

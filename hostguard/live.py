@@ -107,10 +107,10 @@ class Live:
                 return self.turns[live.unit]
         return None
 
-    def resident(self, mind: str) -> list[Turn]:
-        """The mind's turns that were posted to it."""
+    def resident(self, mind: str) -> list[tuple[Turn, Resident]]:
+        """The mind's turns that are posted to it."""
         found = (self.turns[unit] for unit in self._minds.get(mind, {}))
-        return [turn for turn in found if turn.resident is not None]
+        return [(turn, turn.resident) for turn in found if turn.resident is not None]
 
     def of(self, mind: str) -> tuple[LiveTurn, ...]:
         """The mind's slots."""

@@ -234,7 +234,7 @@ class Manager:
 
     def _offer(self, mind: str) -> None:
         self.backlog.touch(mind)
-        for turn in self.runner.live.resident(mind):
+        for turn, _ in self.runner.live.resident(mind):
             self.residents.feed(turn)
 
     # -- time, systemd, tasks

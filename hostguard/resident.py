@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DOWN_MS = (5_000, 300_000)  # pause after the first refused connection, and the longest; as for failures
 # A session's process may be followed by another; a mind that thinks meanwhile tells something now and then.
 GONE_S = 30.0
 DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is about
@@ -43,7 +42,7 @@ CHECK_S = 5.0  # between two looks at how busy the turns are
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A mind whose server takes no connections; `until` in ms."""
+    """A mind whose server took no connections `tries` times in a row; `until` in ms."""
 
     text: str
     until: int
@@ -181,14 +180,14 @@ class Residents:
     async def _fold(self, turn: Turn, resident: Resident, mind: Mind, row: Row) -> None:
         manager, ledger = self._manager, self._manager.ledger
         try:
-            found = await manager.queue.read(lambda db: deliveries.with_payload(db, row.id))
+            found = await ledger.fetch(row.id)
         except Unavailable as error:
             log.warning("cannot read row %d: %s", row.id, error)
             manager.read_again(row)
             return
-        if found is None or found[0].state.final:
+        if found is None:
             return
-        delivery, raw = replace(found[0], attempts=ledger.attempts(row.id)), found[1]
+        delivery, raw = found
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
         waited = ledger.hold_ends(delivery, now)
@@ -217,10 +216,10 @@ class Residents:
         """The mind told something: it is up, and at work in that session."""
         if self._down.pop(mind, None) is not None:
             self._manager.reopen(mind)
-        for turn in self._runner.live.resident(mind):
-            if turn.resident is not None and session in (None, turn.live.session):
-                turn.resident.heard = time.monotonic()
-                turn.resident.told = True
+        for turn, resident in self._runner.live.resident(mind):
+            if session in (None, turn.live.session):
+                resident.heard = time.monotonic()
+                resident.told = True
         self.adopter.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> None:
@@ -231,9 +230,8 @@ class Residents:
         repeats the last one, the turn that began since: then the turn ends once it has been quiet.
         """
         reason = "the mind said that it is done" + (" with all sessions" if session is None else "")
-        for turn in self._runner.live.resident(mind):
-            resident = turn.resident
-            if resident is None or session not in (None, turn.live.session) or resident.ending is not None:
+        for turn, resident in self._runner.live.resident(mind):
+            if session not in (None, turn.live.session) or resident.ending is not None:
                 continue
             if turn_id is not None and turn_id != turn.live.id:
                 continue
@@ -253,9 +251,9 @@ class Residents:
         self._dones[mind, session] = Done(time.monotonic(), message_id)
 
     def _died(self, mind: str) -> None:
-        for turn in self._runner.live.resident(mind):
+        for turn, resident in self._runner.live.resident(mind):
             # One whose first message is still on its way ends with that POST.
-            if turn.resident is not None and turn.resident.posted:
+            if resident.posted:
                 self.end(turn, turns.Ending("died", "the mind's process died"))
 
     # -- a turn ends
@@ -330,9 +328,8 @@ class Residents:
         return [mind for mind, down in self._down.items() if down.until <= now]
 
     def _note_down(self, mind: str, text: str) -> None:
-        tries = self._down[mind].tries + 1 if mind in self._down else 0
-        pause = min(DOWN_MS[0] << min(tries, 16), DOWN_MS[1])
-        self._down[mind] = Down(text, now_ms() + pause, tries)
+        tries = self._down[mind].tries + 1 if mind in self._down else 1
+        self._down[mind] = Down(text, now_ms() + turns.backoff(tries), tries)
 
     def up(self, mind: str) -> None:
         """The mind's unit was started: try it now."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
 from hostguard.events import Event
+from hostguard.keys import own_session
 from hostguard.live import Phase, Turn
 from hostguard.model import Delivery, Kind, LiveTurn, Mind, Row
 from hostguard.queue import Unavailable
@@ -37,6 +37,7 @@ class Starter:
             return False
         manager.backlog.remove(row.id, row.mind, row.session)
         mind = manager.policy.config.minds[row.mind]
+        # A script's or a file's turn takes nothing in.
         takes_input = mind.url is not None and row.kind is not Kind.RUN and not own_session(row.session)
         turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id, takes_input), now, Phase.STARTING)
         live.add(turn)
@@ -59,15 +60,14 @@ class Starter:
     async def _bring_up(self, turn: Turn, row: Row) -> None:
         manager, runner, ledger = self._manager, self._manager.runner, self._manager.ledger
         try:
-            found = await manager.queue.read(lambda db: deliveries.with_payload(db, row.id))
+            found = await ledger.fetch(row.id)
         except Unavailable as error:
             log.warning("cannot read row %d: %s", row.id, error)
             manager.read_again(row)
             runner.give_up(turn, turns.Ending("dismissed", "the queue cannot be read", back=True))
             return
         mind = manager.policy.config.minds.get(row.mind)
-        # DELIVERING: it was given back a moment ago, and that is not stored yet.
-        if found is None or found[0].state.final:
+        if found is None:
             log.warning("row %d is not queued any more; its turn is not started", row.id)
             runner.give_up(turn, turns.Ending("dismissed", "the row is gone", back=True))
             return
@@ -75,7 +75,7 @@ class Starter:
             manager.requeue(row)
             runner.give_up(turn, turns.Ending("dismissed", "the mind is gone", back=True))
             return
-        delivery, raw = replace(found[0], attempts=ledger.attempts(row.id)), found[1]
+        delivery, raw = found
         turn.delivery = delivery
         turn.waited = ledger.hold_ends(delivery, turn.since)
         turn.max_turn = mind.limits.max_turn
@@ -110,8 +110,3 @@ class Starter:
         if row.kind.delivers and mind.url is not None:
             return await manager.residents.start(turn, mind, row, raw)
         return await runner.start_exec(turn, mind, turns.work(mind, row, raw, turn.waited))
-
-
-def own_session(session: str) -> bool:
-    """Whether the session is one of the guard's own, of scripts and files: nothing folds into its turns."""
-    return session.startswith("$")

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 
 class Waiters:
@@ -56,13 +55,3 @@ class Waiters:
         for future in self._rows.get(id_, ()):
             if not future.done():
                 future.set_result(None)
-
-
-def unit_of(pid: int) -> str | None:
-    """The unit, by its cgroup, that a process is in; None if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    own = next((line for line in lines if line.startswith("0::")), "")
-    return own.rpartition("/")[2] or None
