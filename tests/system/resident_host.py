@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from contextlib import closing
 from types import TracebackType
 from typing import Any
 
 import httpx
-from guard import UNIT, Guard, systemctl, wait_for
+from guard import Guard, wait_for
+from guarded import LONG_S, GuardedHost
 from minds import Minds, OneMind
 
-from hostguard import paths
 
-LONG_S = 60.0  # no test waits this long but on a machine that is very busy
-
-
-class ResidentHost:
+class ResidentHost(GuardedHost):
     """A context manager; add minds to `minds`, then `start`."""
 
     def __init__(self, guard: Guard) -> None:
-        self.guard, self.minds = guard, Minds()
-        self.api: Any = None
+        super().__init__(guard)
+        self.minds = Minds()
 
     def __enter__(self) -> ResidentHost:
         return self
@@ -35,8 +29,7 @@ class ResidentHost:
                 wait_for(lambda: not self.turns(), LONG_S)
                 wait_for(lambda: not self.guard.scopes())
         finally:
-            if self.api is not None:
-                self.api.close()
+            self.api.close()
             self.minds.__exit__(kind, error, trace)
 
     def start(self, rest: str = "", down: tuple[str, ...] = (), **limits: int) -> None:
@@ -45,7 +38,6 @@ class ResidentHost:
         if up:
             self.minds.start(*up)
         self.guard.start(self.minds.config(rest, **limits))
-        self.api = self.guard.client()
 
     def one(self, preset: str = "normal", *, work: float = 0.1, config: str = "", **limits: int) -> OneMind:
         """Start with one mind, m."""
@@ -54,33 +46,6 @@ class ResidentHost:
         return mind
 
     # -- the API
-
-    def get(self, path: str) -> Any:
-        answer = self.api.get(path)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def post(self, path: str, **body: Any) -> Any:
-        answer = self.api.post(path, json=body)
-        assert answer.is_success, answer.text
-        return answer.json()
-
-    def send(self, to: str, content: Any = "", **fields: Any) -> int:
-        """Send a message; its row."""
-        row: int = self.post("/v1/deliveries", to=to, content=content, **fields)["deliveries"][0]["id"]
-        return row
-
-    def row(self, row: int) -> Any:
-        return self.get(f"/v1/deliveries/{row}")
-
-    def done(self, *rows: int, state: str = "done") -> list[Any]:
-        """Wait until these rows are final: as `state`. They, in order."""
-        ended = []
-        for row in rows:
-            found = self.get(f"/v1/deliveries/{row}?wait_s={LONG_S}")
-            assert found["state"] == state, found
-            ended.append(found)
-        return ended
 
     def rows(self, state: str = "all") -> list[Any]:
         """All rows, in order."""
@@ -91,10 +56,6 @@ class ResidentHost:
             found += page
         return found
 
-    def turns(self) -> list[Any]:
-        found: list[Any] = self.get("/v1/turns")["turns"]
-        return found
-
     def in_turn(self, row: int) -> Any:
         """Wait until the row's turn is live and its message posted; the turn."""
         wait_for(lambda: self.events("started", row=row), LONG_S)
@@ -102,11 +63,9 @@ class ResidentHost:
 
     def events(self, *types: str, row: int | None = None) -> list[Any]:
         """The events so far that are in memory: of these types or all, of a row or all; in order."""
-        lines = self.api.get("/v1/events?follow=0").text.splitlines()
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
         return [
             e
-            for e in events
+            for e in self.all_events()
             if (not types or e["type"] in types) and (row is None or e.get("delivery") == row)
         ]
 
@@ -115,23 +74,6 @@ class ResidentHost:
         url = f"http://127.0.0.1:{self.minds.events_port}/api/minds/{about or mind.name}/events"
         headers = {"Authorization": f"Bearer {mind.token}"}
         return httpx.post(url, json=event, headers=headers, timeout=10, trust_env=False).status_code
-
-    # -- behind the guard's back
-
-    def sql(self, statement: str, *values: Any) -> list[Any]:
-        """Run a statement on the database."""
-        with closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db, db:
-            return db.execute(statement, values).fetchall()
-
-    def kill(self) -> None:
-        """Kill the daemon with SIGKILL, and have systemd start it again, without its pause."""
-        self.guard.kill()
-        self.guard.restart()
-
-    def kill_for_good(self) -> None:
-        """Kill the daemon with SIGKILL, and keep it down until `guard.restart`."""
-        self.guard.kill()
-        systemctl("stop", UNIT)
 
     def ended(self, row: int) -> tuple[str, str]:
         """(outcome, reason) of the row's turn: as the record has it, and as the journal does."""

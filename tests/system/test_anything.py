@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from guard import DISK, Guard, wait_for
+from guarded import LONG_S, overlaps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from resident_host import LONG_S, ResidentHost
+from resident_host import ResidentHost
 
 MINDS, CAP = ("a", "b", "c"), 2
 ROUTES = {
@@ -216,11 +217,4 @@ def check(host: ResidentHost, history: History) -> None:
     for begun, ended, turn in spans:
         first, last = turns.get(turn, (begun, ended))
         turns[turn] = (min(first, begun), max(last, ended))
-    changes = sorted(
-        [(begun, 1) for begun, _ in turns.values()] + [(ended, -1) for _, ended in turns.values()]
-    )
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    assert most <= CAP
+    assert overlaps(list(turns.values())) <= CAP

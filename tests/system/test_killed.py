@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from guard import DISK, Guard, systemctl, wait_for
+from guarded import overlaps
 
 KILLS = 100
 MINDS = [f"m{i}" for i in range(5)]
@@ -83,16 +84,6 @@ def kill(guard: Guard) -> None:
     wait_for(lambda: guard.pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(guard.pid, signal.SIGKILL)
-
-
-def overlaps(spans: list[tuple[float, float]]) -> int:
-    """The most spans that held at one time."""
-    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    most = now = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
 
 
 def test_killed_at_100_random_moments(guard: Guard) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from guard import Guard, wait_for
-from resident_host import LONG_S, ResidentHost
+from guarded import LONG_S
+from resident_host import ResidentHost
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from guard import Guard, run, wait_for
+from guarded import LONG_S
 from minds import OneMind
-from resident_host import LONG_S, ResidentHost
+from resident_host import ResidentHost
 
 BATCH = {"debounce": 0.5, "maxWait": 30, "triggers": ["urgent"]}
 

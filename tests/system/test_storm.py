@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from guard import Guard, wait_for
+from guarded import overlaps
 from resident_host import ResidentHost
 
 CAP = 2
@@ -81,16 +82,6 @@ class Follower(threading.Thread):
 def host(guard: Guard) -> Iterator[ResidentHost]:
     with ResidentHost(guard) as host:
         yield host
-
-
-def overlaps(spans: list[tuple[float, float]]) -> int:
-    """The most spans that held at one time; one that ends as another begins is none."""
-    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    most = now = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
 
 
 def test_storm(host: ResidentHost) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from guard import Guard, run, systemctl, wait_for
+from guarded import LONG_S
 from minds import TEMPLATE, OneMind
-from resident_host import LONG_S, ResidentHost
+from resident_host import ResidentHost
 
 from hostguard import paths
 from hostguard.events import MESSAGE_IDS, Event

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from guard import ROOT, Guard, run, systemctl, wait_for
-from resident_host import LONG_S, ResidentHost
+from guarded import LONG_S
+from resident_host import ResidentHost
 
 README = (ROOT / "README.md").read_text()
 

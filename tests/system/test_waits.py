@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
+import pytest
 from guard import DISK, Guard, wait_for
 
 # Sends what follows "to" to that mind, and waits for its end; then writes how that went.
@@ -36,30 +38,18 @@ def all_done(guard: Guard) -> None:
     assert {row["state"] for row in rows} == {"done"}, json.dumps(rows)
 
 
-def test_a_turn_does_not_wait_for_its_own_mind(guard: Guard) -> None:
-    folder = DISK / "own"
-    folder.mkdir()
-    start(guard, folder, 2)
-    guard.cli("send", "@a", "to @a")
+@pytest.mark.parametrize(
+    ("to", "cap", "words"),
+    [
+        ("@a", 2, ("would never end", "exit 1")),  # its own mind
+        ("@b", 2, ("exit 0",)),
+        ("@b", 1, ("would never end",)),  # the cap is full of itself
+    ],
+)
+def test_a_turn_waits_only_for_what_can_end(guard: Guard, to: str, cap: int, words: tuple[str, ...]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="waits-", dir=DISK))
+    start(guard, folder, cap)
+    guard.cli("send", "@a", f"to {to}")
     text = said(folder, "a")
-    assert "would never end" in text
-    assert "exit 1" in text
-    all_done(guard)
-
-
-def test_a_turn_waits_for_another_mind(guard: Guard) -> None:
-    folder = DISK / "other"
-    folder.mkdir()
-    start(guard, folder, 2)
-    guard.cli("send", "@a", "to @b")
-    assert "exit 0" in said(folder, "a")
-    all_done(guard)
-
-
-def test_a_full_cap_does_not_wait_for_itself(guard: Guard) -> None:
-    folder = DISK / "cap"
-    folder.mkdir()
-    start(guard, folder, 1)
-    guard.cli("send", "@a", "to @b")
-    assert "would never end" in said(folder, "a")
+    assert all(word in text for word in words), text
     all_done(guard)

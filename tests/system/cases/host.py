@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from guard import DISK, UNIT, Guard, systemctl, wait_for
-
-from hostguard import paths
-
-LONG_S = 60.0  # no test waits this long but on a machine that is very busy
+from guarded import LONG_S, GuardedHost
 
 # Only bash's own builtins up to the message, so that a turn costs little. Each line of the log is one write.
 # The fifth column tells how many of the minds' scopes have a process at that moment.
@@ -63,18 +57,20 @@ class Line:
     session: str
 
 
-class Host:
-    """The guard, its API, and the log of the minds' turns, which is on a real disk."""
+class Host(GuardedHost):
+    """The guard, and the log of the minds' turns, which is on a real disk.
+
+    The content of a message is a line of shell without double quotes and backslashes.
+    """
 
     def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+        super().__init__(guard)
         self.folder = Path(tempfile.mkdtemp(prefix="turns-", dir=DISK))
         self.turn = self.folder / "turn"
         self.turn.write_text(TURN.replace("@FOLDER@", str(self.folder)))
         self.turn.chmod(0o755)
         self._log = self.folder / "log"
         self._log.touch()
-        self.api = guard.client()
 
     def __enter__(self) -> Host:
         return self
@@ -99,40 +95,9 @@ class Host:
 
     # -- the API
 
-    def get(self, path: str) -> Any:
-        answer = self.api.get(path)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def post(self, path: str, **body: Any) -> Any:
-        answer = self.api.post(path, json=body)
-        assert answer.is_success, answer.text
-        return answer.json()
-
-    def send(self, to: str, content: str = "", **fields: Any) -> int:
-        """Send a message, which is a line of shell without double quotes and backslashes; its row."""
-        row: int = self.post("/v1/deliveries", to=to, content=content, **fields)["deliveries"][0]["id"]
-        return row
-
     def limit(self, value: int | str, name: str = "global_concurrent_turns", mind: str | None = None) -> None:
         answer = self.api.patch("/v1/limits", json={"name": name, "mind": mind, "value": value})
         assert answer.is_success, answer.text
-
-    def row(self, row: int) -> Any:
-        return self.get(f"/v1/deliveries/{row}")
-
-    def done(self, *rows: int, state: str = "done") -> list[Any]:
-        """Wait until these rows are final: as `state`. They, in order."""
-        ended = []
-        for row in rows:
-            found = self.get(f"/v1/deliveries/{row}?wait_s={LONG_S}")
-            assert found["state"] == state, found
-            ended.append(found)
-        return ended
-
-    def turns(self) -> list[Any]:
-        found: list[Any] = self.get("/v1/turns")["turns"]
-        return found
 
     def wait_turns(self, count: int) -> None:
         """Wait until this many turns are live."""
@@ -140,24 +105,7 @@ class Host:
 
     def events(self, *types: str) -> list[tuple[str, int | None]]:
         """(type, row) of the events so far, of these types or all, in order."""
-        lines = self.api.get("/v1/events?follow=0").text.splitlines()
-        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-        return [(e["type"], e.get("delivery")) for e in events if not types or e["type"] in types]
-
-    def sql(self, statement: str, *values: Any) -> list[Any]:
-        """Run a statement on the database behind the guard's back."""
-        with closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db, db:
-            return db.execute(statement, values).fetchall()
-
-    def kill(self) -> None:
-        """Kill the daemon with SIGKILL, and have systemd start it again, without its pause."""
-        self.guard.kill()
-        self.guard.restart()
-
-    def kill_for_good(self) -> None:
-        """Kill the daemon with SIGKILL, and keep it down until `guard.restart`."""
-        self.guard.kill()
-        systemctl("stop", UNIT)
+        return [(e["type"], e.get("delivery")) for e in self.all_events() if not types or e["type"] in types]
 
     # -- the turns
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from bus import Bus
 from guard import run, systemctl, wait_for
-from host import LONG_S, Host
+from guarded import LONG_S
+from host import Host
 
 CGROUPS = Path("/sys/fs/cgroup/hostguard.slice")
 
