@@ -74,6 +74,7 @@ class Daemon:
         self._failure: str | None = None
         self._problems: list[dict[str, Any]] = []
         self._status_due = False
+        self._reload_failed = False
         self._reloading = asyncio.Lock()
 
     async def run(self) -> None:
@@ -110,7 +111,7 @@ class Daemon:
         serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
         await self.endpoint.start(config)
         self._watch()
-        self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
+        self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not self._stop.is_set():
@@ -138,8 +139,10 @@ class Daemon:
                 config = await asyncio.to_thread(load)
             except ConfigError as error:
                 log.error("the configuration is not taken over:\n%s", error)
-                self.notifier.send("READY=1", "STATUS=the last reload failed: hostguard config check")
+                self._reload_failed = True
+                self.notifier.send("READY=1", f"STATUS={self._status_line()}")
                 raise
+            self._reload_failed = False
             self.manager.policy.config = config
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
@@ -151,7 +154,7 @@ class Daemon:
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
             )
             touch(self.manager)
-            self.notifier.send("READY=1", f"STATUS={views.status_line(self.manager)}")
+            self.notifier.send("READY=1", f"STATUS={self._status_line()}")
 
     def _on_session(self, mind: str, session: str, busy: bool) -> None:
         self.kept.batcher.session_changed(mind, session, busy)
@@ -196,7 +199,11 @@ class Daemon:
     def _tell_status(self) -> None:
         self._status_due = False
         if self.manager.ready:
-            self.notifier.status(views.status_line(self.manager))
+            self.notifier.status(self._status_line())
+
+    def _status_line(self) -> str:
+        line = views.status_line(self.manager)
+        return f"{line}; the last reload failed: hostguard config check" if self._reload_failed else line
 
     def _watch(self) -> None:
         seconds = watchdog_s()

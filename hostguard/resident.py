@@ -82,6 +82,7 @@ class Residents:
         for turn in self._runner.live:
             if turn.resident is not None and turn.resident.feeding is not None:
                 turn.resident.feeding.cancel()
+        self.adopter.close()
         await self._postman.close()
 
     # -- a turn begins
