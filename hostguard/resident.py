@@ -157,7 +157,7 @@ class Residents:
         """Post what waits for the turn's session into it."""
         resident = turn.resident
         ready = resident is not None and resident.posted and resident.feeding is None
-        if resident is not None and ready and self._takes(turn):
+        if resident is not None and ready and self._takes(turn) and self._next_for(turn) is not None:
             resident.feeding = asyncio.create_task(self._feed(turn, resident))
             self._manager.keep(resident.feeding)
 
@@ -165,14 +165,16 @@ class Residents:
         up = self.down(turn.live.mind, now_ms()) is None
         return turn.live.takes_input and up and not self._manager.closing
 
+    def _next_for(self, turn: Turn) -> Row | None:
+        return self._manager.backlog.first_in(turn.live.mind, turn.live.session or "")
+
     async def _feed(self, turn: Turn, resident: Resident) -> None:
-        backlog, live = self._manager.backlog, turn.live
         try:
-            while self._takes(turn) and (row := backlog.first_in(live.mind, live.session or "")):
-                mind = self._manager.policy.config.minds.get(live.mind)
+            while self._takes(turn) and (row := self._next_for(turn)):
+                mind = self._manager.policy.config.minds.get(row.mind)
                 if mind is None or mind.url is None:
                     break
-                backlog.remove(row.id, row.mind, row.session)
+                self._manager.backlog.remove(row.id, row.mind, row.session)
                 await self._fold(turn, resident, mind, row)
         finally:
             resident.feeding = None
