@@ -10,6 +10,7 @@ whenever the mind tells something, and once a second.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -33,7 +34,7 @@ EVERY_S = 1.0
 HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: look again
 FREEZE_TRY = 3  # one that does nothing but fork and leave is never caught running
 FORGET_MIN = 100  # processes that are remembered before one looks which are dead
-AGAIN_S = 1.0  # systemd does not answer: the way home is tried again
+AGAIN_S = 1.0  # systemd does not answer, or no descriptor is free: the way home is tried again
 BUSY = 0.01  # of one CPU: a process that only waits uses less
 
 
@@ -119,7 +120,9 @@ class Adopter:
             visit.timer.cancel()
         async with visit.moving:  # what is being adopted is in the scope by then
             left = await self._send_home(visit)
-        _kill(visit.anchor, visit.scope)
+        # One that is given up would have its slot for ever.
+        while not _kill(visit.anchor, visit.scope):  # noqa: ASYNC110
+            await asyncio.sleep(AGAIN_S)
         self._forget_dead()
         await self._keep()
         return left
@@ -282,12 +285,15 @@ def _freeze(scope: Path, frozen: bool) -> None:
         (scope / "cgroup.freeze").write_text("1" if frozen else "0")
 
 
-def _kill(anchor: int, scope: Path) -> None:
-    """End the anchor, if it is what has its pid."""
-    with suppress(OSError):
+def _kill(anchor: int, scope: Path) -> bool:
+    """End the anchor, if it is what has its pid. False if that cannot be told now: no descriptor is free."""
+    try:
         pidfd = os.pidfd_open(anchor)
         try:
-            if anchor in members(scope):
+            if str(anchor) in (scope / "cgroup.procs").read_text().split():
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
             os.close(pidfd)
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
