@@ -3,6 +3,9 @@
 cgroup v2 limits whole disks: io.max refuses partitions. systemd looks through one layer of device mapper, so
 that with LVM on LUKS a limit lands between the layers (systemd#15008, #14271). Here all layers are looked
 through, and systemd is given the disk at the bottom.
+
+A loop device is such a bottom: the turns wait for it, and the kernel limits them there. What carries its file
+is not guarded, as most of that disk's load is then somebody else's; who wants it names it in [device].
 """
 
 from __future__ import annotations
@@ -15,18 +18,21 @@ from pathlib import Path
 
 SYS = Path("/sys")
 _ASK = "; set path under [device] to the disk to guard"
+_KINDS = {"LVM": "LVM", "CRYPT": "encrypted", "mpath": "multipath"}  # by the prefix of a dm device's UUID
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """A whole disk: its node for systemd, its name in /sys/block; both None if there is not just one.
 
-    `reason` says in words how it was found, or why it was not.
+    `reason` says in words how it was found, layer by layer, or why it was not. `encrypted`: dm-crypt is among
+    the layers, which writes from kernel threads unless it was opened with no_write_workqueue.
     """
 
     node: str | None
     name: str | None
     reason: str
+    encrypted: bool = False
 
 
 def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
@@ -76,17 +82,15 @@ def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = Fal
     link = sys_root / "dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():
         return Device(None, None, f"{what} block device {link.name}, which {sys_root} does not know{_ASK}")
-    return _beneath(_whole(link.resolve()), what, named)
+    return _beneath([link.resolve()], what, named)
 
 
 def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
-    """The disk beneath the btrfs that is mounted from `source`, if it is on one device."""
+    """The disk beneath the btrfs that is mounted from `source`, if all its devices are on one."""
     name = os.path.basename(os.path.realpath(source))
     for member in sys_root.glob(f"fs/btrfs/*/devices/{name}"):
-        members = sorted(other.name for other in member.parent.iterdir())
-        if members == [name]:
-            return _beneath(_whole(member.resolve()), what, False)
-        return Device(None, None, f"{what} btrfs over several devices ({', '.join(members)}){_ASK}")
+        members = sorted(member.parent.iterdir(), key=lambda other: other.name)
+        return _beneath([other.resolve() for other in members], f"{what} btrfs, on", False)
     return Device(None, None, f"{what} btrfs ({source}), whose device {sys_root} does not know{_ASK}")
 
 
@@ -112,39 +116,56 @@ def find_mount(mount_id: str, mountinfo: str) -> tuple[str, str] | None:
     return None
 
 
+def _beneath(entries: list[Path], what: str, named: bool) -> Device:
+    layers = [entries]
+    while True:
+        below = {lower.name: lower for upper in layers[-1] for lower in _below(upper) or [upper]}
+        if below.keys() == {upper.name for upper in layers[-1]}:
+            break
+        layers.append([below[name] for name in sorted(below)])
+    bottom = layers.pop()
+    steps = [", ".join(map(_describe, layer)) for layer in layers]
+    encrypted = any(_uuid(entry).startswith("CRYPT-") for layer in layers for entry in layer)
+    names = ", ".join(entry.name for entry in bottom)
+    if len(bottom) > 1:
+        if named:
+            whole = _whole(entries[0])
+            reason = f"{what} {whole.name}, taken as one disk as named, on {names}"
+            return Device(_node(whole.name), whole.name, reason, encrypted)
+        return Device(None, None, f"{what} {', on '.join([*steps, f'several disks ({names})'])}{_ASK}")
+    if re.match(r"z?ram[0-9]", names) and not named:
+        return Device(None, None, f"{what} {names}, which is memory and no disk{_ASK}")
+    reason = f"{what} {', on '.join([*steps, f'the disk {names}'])}"
+    file = bottom[0] / "loop/backing_file"
+    if file.exists():
+        reason += f", which is kept in the file {file.read_text().strip()}"
+    return Device(_node(names), names, reason, encrypted)
+
+
 def _whole(entry: Path) -> Path:
     return entry.parent if (entry / "partition").exists() else entry
 
 
-def _beneath(disk: Path, what: str, named: bool) -> Device:
-    layers, bottom = _bottom(disk)
-    if len(bottom) > 1:
-        if named:
-            return Device(_node(disk.name), disk.name, f"{what} {disk.name}, as named")
-        return Device(None, None, f"{what} {disk.name}, which spans {', '.join(sorted(bottom))}{_ASK}")
-    (name,) = bottom
-    if re.match(r"z?ram[0-9]", name) and not named:
-        return Device(None, None, f"{what} {name}, which is memory and no disk{_ASK}")
-    reason = f"{what} the disk {name}" if name == disk.name else f"{what} {disk.name}, on the disk {name}"
-    if any(layer.startswith("CRYPT-") for layer in layers):
-        # dm-crypt writes from kernel threads, unless it was opened with no_write_workqueue.
-        reason += "; it is encrypted, so that the kernel may not count a turn's writes as the turn's"
-    return Device(_node(name), name, reason)
+def _below(entry: Path) -> list[Path]:
+    """What a block device is made of; nothing for a disk."""
+    if _whole(entry) != entry:
+        return [entry.parent]
+    return [slave.resolve() for slave in (entry / "slaves").glob("*")]
 
 
-def _bottom(disk: Path) -> tuple[list[str], set[str]]:
-    """The device mapper UUIDs on the way down from a disk, and the names of the disks at the bottom."""
-    uuid = disk / "dm/uuid"
-    layers = [uuid.read_text()] if uuid.exists() else []
-    slaves = sorted((disk / "slaves").glob("*"))
-    if not slaves:
-        return layers, {disk.name}
-    names: set[str] = set()
-    for slave in slaves:
-        more, below = _bottom(_whole(slave.resolve()))
-        layers += more
-        names |= below
-    return layers, names
+def _describe(entry: Path) -> str:
+    if _whole(entry) != entry:
+        return f"the partition {entry.name}"
+    kind = _uuid(entry).partition("-")[0]
+    label = entry / "dm/name"
+    if kind in _KINDS and label.exists():
+        return f"{entry.name} ({_KINDS[kind]} {label.read_text().strip()})"
+    return f"{entry.name} (RAID)" if (entry / "md").is_dir() else entry.name
+
+
+def _uuid(entry: Path) -> str:
+    uuid = entry / "dm/uuid"
+    return uuid.read_text() if uuid.exists() else ""
 
 
 def _node(name: str) -> str:

@@ -22,7 +22,7 @@ class Sysfs:
         for folder in ("dev/block", "devices", "fs/btrfs"):
             (root / folder).mkdir(parents=True)
 
-    def disk(self, name: str, number: int, *slaves: Path, uuid: str = "") -> Path:
+    def disk(self, name: str, number: int, *slaves: Path, uuid: str = "", label: str = "") -> Path:
         entry = self.root / "devices/some/bus/block" / name
         (entry / "slaves").mkdir(parents=True)
         for slave in slaves:
@@ -30,6 +30,7 @@ class Sysfs:
         if uuid:
             (entry / "dm").mkdir()
             (entry / "dm/uuid").write_text(uuid)
+            (entry / "dm/name").write_text(label + "\n")
         return self._number(entry, number)
 
     def partition(self, disk: Path, name: str, number: int) -> Path:
@@ -67,32 +68,57 @@ def test_a_whole_disk_is_itself(sysfs: Sysfs) -> None:
     assert found(sysfs) == Device("/dev/sda", "sda", "/x is on the disk sda")
 
 
-def test_a_partition_is_its_disk(sysfs: Sysfs) -> None:
-    sysfs.partition(sysfs.disk("mmcblk0", minor(0)), "mmcblk0p2", NODE)
-    assert found(sysfs) == Device("/dev/mmcblk0", "mmcblk0", "/x is on the disk mmcblk0")
+@pytest.mark.parametrize(
+    ("disk", "part"),
+    [
+        ("mmcblk0", "mmcblk0p2"),
+        ("nvme0n1", "nvme0n1p1"),
+        ("sda", "sda3"),
+        ("vda", "vda1"),
+        ("nbd3", "nbd3p1"),
+    ],
+)
+def test_a_partition_is_its_disk(sysfs: Sysfs, disk: str, part: str) -> None:
+    sysfs.partition(sysfs.disk(disk, minor(0)), part, NODE)
+    reason = f"/x is on the partition {part}, on the disk {disk}"
+    assert found(sysfs) == Device(f"/dev/{disk}", disk, reason)
 
 
-def test_a_loop_device_is_a_disk_of_its_own(sysfs: Sysfs) -> None:
+def test_a_loop_device_is_a_disk_of_its_own_and_says_where_its_data_is(sysfs: Sysfs) -> None:
     loop = sysfs.disk("loop0", minor(0))
     (loop / "loop").mkdir()
     (loop / "loop/backing_file").write_text("/on/another/disk\n")
     sysfs.partition(loop, "loop0p1", NODE)
-    assert found(sysfs).node == "/dev/loop0"
+    reason = "/x is on the partition loop0p1, on the disk loop0, which is kept in the file /on/another/disk"
+    assert found(sysfs) == Device("/dev/loop0", "loop0", reason)
 
 
-def test_all_layers_of_device_mapper_are_looked_through(sysfs: Sysfs) -> None:
+def test_all_layers_are_looked_through_and_each_is_named(sysfs: Sysfs) -> None:
     part = sysfs.partition(sysfs.disk("sda", minor(0)), "sda3", minor(3))
-    crypt = sysfs.disk("dm-0", minor(4), part, uuid="CRYPT-LUKS2-ab")
-    sysfs.disk("dm-1", NODE, crypt, uuid="LVM-cd")
-    below = found(sysfs)
-    assert (below.node, below.name) == ("/dev/sda", "sda")
-    assert below.reason.startswith("/x is on dm-1, on the disk sda; it is encrypted")
+    crypt = sysfs.disk("dm-0", minor(4), part, uuid="CRYPT-LUKS2-ab", label="sda3_crypt")
+    sysfs.disk("dm-1", NODE, crypt, uuid="LVM-cd", label="vg-root")
+    steps = "dm-1 (LVM vg-root), on dm-0 (encrypted sda3_crypt), on the partition sda3, on the disk sda"
+    assert found(sysfs) == Device("/dev/sda", "sda", f"/x is on {steps}", encrypted=True)
 
 
 def test_plain_lvm_is_not_called_encrypted(sysfs: Sysfs) -> None:
     part = sysfs.partition(sysfs.disk("sda", minor(0)), "sda3", minor(3))
-    sysfs.disk("dm-0", NODE, part, uuid="LVM-cd")
-    assert found(sysfs) == Device("/dev/sda", "sda", "/x is on dm-0, on the disk sda")
+    sysfs.disk("dm-0", NODE, part, uuid="LVM-cd", label="vg-CRYPT")
+    assert not found(sysfs).encrypted
+
+
+def test_layers_of_different_depth_that_meet_on_one_disk(sysfs: Sysfs) -> None:
+    sda = sysfs.disk("sda", minor(0))
+    two, three = (sysfs.partition(sda, f"sda{i}", minor(i)) for i in (2, 3))
+    crypt = sysfs.disk("dm-0", minor(5), three, uuid="CRYPT-LUKS2-ab", label="c")
+    sysfs.disk("dm-1", NODE, two, crypt, uuid="LVM-cd", label="vg-home")
+    assert (found(sysfs).name, found(sysfs).encrypted) == ("sda", True)
+
+
+def test_an_array_with_one_disk_left_is_that_disk(sysfs: Sysfs) -> None:
+    md = sysfs.disk("md0", NODE, sysfs.partition(sysfs.disk("sda", minor(0)), "sda1", minor(1)))
+    (md / "md").mkdir()
+    assert found(sysfs).reason == "/x is on md0 (RAID), on the partition sda1, on the disk sda"
 
 
 def test_two_partitions_of_one_disk_are_one_disk(sysfs: Sysfs) -> None:
@@ -111,7 +137,7 @@ def test_several_disks_are_none_unless_named(sysfs: Sysfs, name: str) -> None:
     sysfs.disk(name, NODE, *disks)
     none = found(sysfs)
     assert (none.node, none.name) == (None, None)
-    assert "spans sda, sdb; set path under [device]" in none.reason
+    assert "on the partition sda1, the partition sdb1, on several disks (sda, sdb); set path" in none.reason
     assert found(sysfs, named=True).node == f"/dev/{name}"
 
 
@@ -138,14 +164,21 @@ def test_a_number_that_sysfs_does_not_know(sysfs: Sysfs) -> None:
 
 def test_btrfs_on_one_device(sysfs: Sysfs) -> None:
     sysfs.btrfs(sysfs.partition(sysfs.disk("sda", minor(0)), "sda2", minor(2)))
-    assert device.of_btrfs("/dev/sda2", "/x is on", sysfs.root).node == "/dev/sda"
+    reason = "/x is on btrfs, on the partition sda2, on the disk sda"
+    assert device.of_btrfs("/dev/sda2", "/x is on", sysfs.root) == Device("/dev/sda", "sda", reason)
+
+
+def test_btrfs_on_two_partitions_of_one_disk(sysfs: Sysfs) -> None:
+    sda = sysfs.disk("sda", minor(0))
+    sysfs.btrfs(*(sysfs.partition(sda, f"sda{i}", minor(i)) for i in (2, 3)))
+    assert device.of_btrfs("/dev/sda3", "/x is on", sysfs.root).name == "sda"
 
 
 def test_btrfs_on_two_devices(sysfs: Sysfs) -> None:
     sysfs.btrfs(*(sysfs.disk(name, minor(i)) for i, name in enumerate(("sda", "sdb"))))
     none = device.of_btrfs("/dev/sdb", "/x is on", sysfs.root)
     assert none.node is None
-    assert "sda, sdb" in none.reason
+    assert "btrfs, on several disks (sda, sdb); set path" in none.reason
 
 
 def test_btrfs_from_a_source_that_is_no_node(sysfs: Sysfs) -> None:
@@ -220,7 +253,8 @@ def test_auto_is_the_disk_under_the_state_folder(tmp_path: Path) -> None:
 def test_a_named_node_is_its_disk(sysfs: Sysfs, node: Path, tmp_path: Path) -> None:
     sysfs.partition(sysfs.disk("null", minor(0)), "null1", NODE)  # a name that is in every /dev
     chosen = device.choose(str(node), tmp_path, sysfs.root)
-    assert chosen == Device("/dev/null", "null", f"{node} is the disk null")
+    reason = f"{node} is the partition null1, on the disk null"
+    assert chosen == Device("/dev/null", "null", reason)
 
 
 def test_a_named_array_is_taken_as_it_is(sysfs: Sysfs, node: Path, tmp_path: Path) -> None:
