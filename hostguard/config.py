@@ -18,6 +18,7 @@ from typing import Any
 from hostguard import paths
 from hostguard.keys import KEYS, NAME_FAULTS, Key
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.pressure import Settings
 
 FILE_MAX = 1 << 20  # bytes
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
@@ -251,10 +252,23 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
         events_listen=values.get("events", {}).get("listen"),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
+        pressure=_pressure(values.get("pressure", {}), reading),
         minds=minds,
         channels=channels,
         sources=tuple(reading.sources),
     )
+
+
+def _pressure(table: dict[str, Any], reading: _Reading) -> Settings:
+    settings = Settings(**table)
+    if settings.calm_await >= settings.strained_await:
+        key = "calm_await" if "calm_await" in table else "strained_await"
+        reading.refuse(
+            ("pressure", key),
+            f"calm_await ({settings.calm_await:g} s) must be below strained_await"
+            f" ({settings.strained_await:g} s)",
+        )
+    return settings
 
 
 def _refuse_shared(minds: Mapping[str, Mind], reading: _Reading) -> None:

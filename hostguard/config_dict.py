@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
             "history_rows": config.history_rows,
         },
         "turn": turn,
+        "pressure": {**asdict(config.pressure), "tighten": _or_unlimited(config.pressure.tighten)},
         "device": {"path": config.device_path},
         "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
         "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},

@@ -124,6 +124,18 @@ def _time(low: int, high: int, words: str) -> Key:
     return Key(parse, f'{words}: whole seconds, or a string such as "90s", "15m", "2h", "1h 30min"')
 
 
+def _seconds(low: float, high: float, words: str) -> Key:
+    def parse(value: Any) -> float:
+        if isinstance(value, str):
+            match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)", value)
+            value = float(match[1]) / (1000 if match[2] == "ms" else 1) if match else duration(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Key(parse, f'{words}: a number of seconds, or a string such as "500ms", "1.5s", "2min"')
+
+
 def _or_unlimited(key: Key) -> Key:
     return Key(
         lambda value: None if value == UNLIMITED else key.parse(value), f'{key.allowed}, or "{UNLIMITED}"'
@@ -313,6 +325,20 @@ _TURN = {
     "max_turn": _or_unlimited(_time(1, 30 * DAY, "1 second to 30 days")),
 }
 
+PRESSURE = {
+    "floor": _whole(1, 1_000_000),
+    "stall_after": _seconds(0.5, 60, "0.5 to 60 seconds"),
+    "strained_after": _seconds(1, 600, "1 second to 10 minutes"),
+    "strained_await": _seconds(0.002, 60, "2 ms to 60 seconds"),
+    "calm_await": _seconds(0.001, 60, "1 ms to 60 seconds"),
+    "strained_psi": _whole(1, 100),
+    "hold_off": _seconds(1, 3600, "1 second to 1 hour"),
+    "calm_window": _seconds(1, 3600, "1 second to 1 hour"),
+    "on_stall": _one_of("none", "freeze"),
+    "freeze_max": _seconds(1, 60, "1 to 60 seconds"),
+    "tighten": _BANDWIDTH,
+}
+
 KEYS: dict[str, Key] = {
     "limits.mind_concurrent_turns": _COUNT,
     "limits.global_concurrent_turns": _or_unlimited(_COUNT),
@@ -320,6 +346,7 @@ KEYS: dict[str, Key] = {
     "limits.rows_per_mind": _whole(1, 1_000_000),
     "limits.history_rows": _whole(0, 1_000_000),
     **{f"turn.{name}": key for name, key in _TURN.items()},
+    **{f"pressure.{name}": key for name, key in PRESSURE.items()},
     "device.path": Key(_device, '"auto", "none", or an absolute path'),
     "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
     "minds.*.url": Key(_url, 'the address of its server, as "http://127.0.0.1:4100"'),

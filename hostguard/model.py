@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from hostguard.pressure import Settings
+
 
 class State(StrEnum):
     """Where a delivery is in its life, as stored. A held row is QUEUED: a hold is never stored."""
@@ -156,6 +158,7 @@ class Config:
     rows_per_mind: int = 10_000
     history_rows: int = 10_000  # finished rows kept
     turn: Limits = Limits()
+    pressure: Settings = field(default_factory=Settings)
     minds: Mapping[str, Mind] = field(default_factory=dict)
     channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "#name" -> minds
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
