@@ -112,7 +112,7 @@ def scope_properties(
             ("IOWriteIOPSMax", limits.write_iops),
         ):
             if value is not None:
-                props.append((name, "a(st)", [(device, value)]))
+                props.append((name, "a(st)", [[device, value]]))  # dbus-next takes lists alone
     if delegate:
         props.append(("Delegate", "b", True))
     if limits.max_turn is not None:

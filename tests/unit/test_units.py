@@ -1,8 +1,10 @@
 """Names of units."""
 
 import pytest
+from dbus_next import Variant
 
-from hostguard.units import unit_of_cgroup
+from hostguard.model import Limits
+from hostguard.units import scope_properties, unit_of_cgroup
 
 CGROUPS = [
     ("/system.slice/x.service", "", ("x.service", "")),
@@ -33,3 +35,11 @@ CGROUPS = [
 @pytest.mark.parametrize(("cgroup", "root", "unit"), CGROUPS)
 def test_unit_of_cgroup(cgroup, root, unit):
     assert unit_of_cgroup(cgroup, root) == unit
+
+
+def test_every_limit_has_its_form():
+    limits = Limits(10, 20, 30, 40, 50, 60, 70, 80, 90.0)
+    given = scope_properties("m", "", limits, "/dev/x", [1], delegate=True)
+    made = {name: Variant(signature, value).value for name, signature, value in given}  # as systemd.py does
+    assert made["IOWriteBandwidthMax"] == [["/dev/x", 30]]
+    assert made["RuntimeMaxUSec"] == 90_000_000
