@@ -10,6 +10,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from hostguard import cgroups
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -82,8 +84,6 @@ def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
 
     Reads their descriptors: for a thread.
     """
-    import psutil
-
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}

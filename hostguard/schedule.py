@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
 
+from croniter import CroniterBadDateError, croniter
+
 from hostguard.model import Schedule
 
 CRON_MAX = 200  # characters
@@ -48,8 +50,6 @@ class Due:
 
 def cron_fault(text: str) -> str | None:
     """What is wrong with a cron expression, as the end of a sentence; None if nothing is."""
-    from croniter import CroniterBadDateError, croniter
-
     if text.startswith("@"):
         return None if text in CRON_NAMES else f"a name is one of {', '.join(CRON_NAMES)}"
     if len(text) > CRON_MAX:
@@ -160,8 +160,6 @@ def _every_hour(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
 
 def _wall_times(cron: str, after: datetime) -> Iterator[datetime]:
     # Without a time zone: croniter's own rules for the changes differ from version to version.
-    from croniter import croniter
-
     steps = croniter(cron, after.replace(second=0, microsecond=0))
     while True:
         yield steps.get_next(datetime)

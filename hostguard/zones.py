@@ -14,8 +14,6 @@ def zones(names: Iterable[str]) -> dict[str, tzinfo | None]:
     """Time zones by name, "" is the host's own; None: not known here. Blocks: reads files."""
     found: dict[str, tzinfo | None] = {}
     for name in names:
-        import croniter  # noqa: F401  # so that its first use, on the event loop, need not
-
         try:
             found[name] = zoneinfo.ZoneInfo(name) if name else _host_zone()
         except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError):
