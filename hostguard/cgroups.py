@@ -10,8 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# With a hybrid hierarchy (the tests' guests, old hosts) version 2 is mounted beside version 1.
-ROOT = Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+
+def find_root(root: Path = Path("/")) -> Path:
+    """Where cgroup version 2 is mounted: with a hybrid hierarchy (old hosts) beside version 1."""
+    hybrid = root / "sys/fs/cgroup/unified"
+    return hybrid if hybrid.is_dir() else root / "sys/fs/cgroup"
+
+
+ROOT = find_root()
 
 GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
 AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again

@@ -16,6 +16,9 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hostguard import mounts
+from hostguard.mounts import Mount
+
 SYS = Path("/sys")
 _ASK = "; set path under [device] to the disk to guard"
 _KINDS = {"LVM": "LVM", "CRYPT": "encrypted", "mpath": "multipath"}  # by the prefix of a dm device's UUID
@@ -103,17 +106,23 @@ def mount_of(place: Path) -> tuple[str, str]:
     finally:
         os.close(handle)
     found = re.search(r"^mnt_id:\s*([0-9]+)$", info, re.MULTILINE)
-    mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    return find_mount(found[1] if found else "", mounts) or ("an unknown file system", "?")
+    for mount in mounts.read():
+        if found is not None and mount.id == found[1]:
+            return mount.kind, mount.source
+    return "an unknown file system", "?"
 
 
-def find_mount(mount_id: str, mountinfo: str) -> tuple[str, str] | None:
-    """Type and source of a mount in the text of /proc/PID/mountinfo (proc_pid_mountinfo(5))."""
-    for line in mountinfo.splitlines():
-        if line.startswith(f"{mount_id} "):
-            kind, source = line.partition(" - ")[2].split(" ")[:2]
-            return kind, re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), source)
-    return None
+def mounts_on(disk: Device, root: Path = Path("/")) -> list[Mount]:
+    """The mounts on a disk; of several at one place only the last, which hides the others. Raises OSError."""
+    places = {mount.place: mount for mount in mounts.read(root)}
+    return [mount for mount in places.values() if _disk_of(mount, root / "sys") == disk.name]
+
+
+def _disk_of(mount: Mount, sys_root: Path) -> str | None:
+    if mount.kind == "btrfs":
+        return of_btrfs(mount.source, "", sys_root).name
+    major, minor = map(int, mount.number.split(":"))
+    return of_number(os.makedev(major, minor), "", sys_root).name if major else None
 
 
 def _beneath(entries: list[Path], what: str, named: bool) -> Device:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hostguard import device
+from hostguard import device, mounts
 from hostguard.device import Device
+from hostguard.mounts import Mount
 
 NODE = os.makedev(8, 250)  # sd's major: only ever looked up in a tree of a test
 
@@ -193,16 +194,23 @@ MOUNTINFO = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
 
 
 @pytest.mark.parametrize(
-    ("mount_id", "expected", "why"),
+    ("line", "expected", "why"),
     [
-        ("22", ("proc", "proc"), "no optional field"),
-        ("27", ("ext4", "/dev/vda"), "one optional field, and an id that ends another's"),
-        ("227", ("overlay", "over lay"), "two optional fields, a space, and another dash"),
-        ("2", None, "an id is not a prefix"),
+        (0, Mount("22", "0:21", "/proc", "proc", "proc", frozenset({"rw", "relatime"})), "no optional field"),
+        (
+            1,
+            Mount("27", "254:0", "/", "ext4", "/dev/vda", frozenset({"rw", "relatime", "discard"})),
+            "one optional field",
+        ),
+        (
+            2,
+            Mount("227", "0:40", "/a b", "overlay", "over lay", frozenset({"rw", "lowerdir=/l - x"})),
+            "two optional fields, spaces, and another dash",
+        ),
     ],
 )
-def test_mountinfo(mount_id: str, expected: tuple[str, str] | None, why: str) -> None:
-    assert device.find_mount(mount_id, MOUNTINFO) == expected, why
+def test_mountinfo(line: int, expected: Mount, why: str) -> None:
+    assert mounts.parse(MOUNTINFO)[line] == expected, why
 
 
 # -- on the machine itself
