@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from hostguard import __version__, paths, views
+from hostguard import __version__, memory, paths, views
 from hostguard.accept import Acceptor
 from hostguard.api import make_app
 from hostguard.config import ConfigError, load
@@ -20,13 +20,14 @@ from hostguard.control import touch
 from hostguard.deliveries import settings
 from hostguard.device import Device, choose
 from hostguard.events import Event, Events
-from hostguard.journal import Handler, Journal
+from hostguard.journal import Journal, take_over
 from hostguard.kept import Kept
 from hostguard.manager import Manager
 from hostguard.model import Config
 from hostguard.notify import Notifier, watchdog_s
 from hostguard.policy import Policy, boot_id
 from hostguard.queue import Queue, QueueError
+from hostguard.readback import Readback
 from hostguard.recovery import recover
 from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
@@ -67,6 +68,8 @@ class Daemon:
         self.sleeper = Sleeper(self.manager, self.acceptor)
         self.manager.on_session = self._on_session
         self.manager.runner.on_unit = self._on_unit
+        self.readback = Readback(self.events)
+        self.manager.runner.on_scope = self.readback.look
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
@@ -98,6 +101,7 @@ class Daemon:
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             await self.manager.runner.open()
+            self.manager.watcher.start(self.device)
             self._follow_units(config)
             await self.kept.read(config)
             await recover(self.manager)
@@ -110,6 +114,7 @@ class Daemon:
         server = make_server(make_app(self))
         serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
         await self.endpoint.start(config)
+        await self._lock_memory()
         self._watch()
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         stopping = asyncio.create_task(self._stop.wait())
@@ -120,6 +125,7 @@ class Daemon:
         self.manager.closing = True
         self.scheduler.close()
         self.sleeper.close()
+        self.manager.watcher.close()
         await self.kept.close()
         server.end()
         await self.endpoint.close()
@@ -146,6 +152,7 @@ class Daemon:
             self.manager.policy.config = config
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
+            self.manager.watcher.use(self.device)
             self._follow_units(config)
             await self.endpoint.reload(config)
             await self.kept.reload(config)
@@ -176,12 +183,20 @@ class Daemon:
         problems = list(self._problems)
         if self.endpoint.problem is not None:
             problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
-        return views.status(self.manager, self.started_at, os.getpid(), device, problems)
+        return views.status(self.manager, self.started_at, os.getpid(), device, problems, self.readback.verdicts)
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
         self.manager.runner.device = self.device.node
         log.info("device: %s: %s", self.device.node or "none", self.device.reason)
+        await self.readback.configure(config, self.device)
+
+    async def _lock_memory(self) -> None:
+        try:
+            await asyncio.to_thread(memory.lock)
+        except OSError as error:
+            text = "memory is not locked (%s): while the disk stalls the guard may have to wait for it, too"
+            log.warning(text, error.strerror)
 
     def _on_hangup(self) -> None:
         async def attempt() -> None:
@@ -192,6 +207,7 @@ class Daemon:
 
     def _changed(self) -> None:
         """Many changes within STATUS_S make one status line."""
+        self.manager.watcher.poke()
         if not self._status_due:
             self._status_due = True
             asyncio.get_running_loop().call_later(STATUS_S, self._tell_status)
@@ -245,7 +261,7 @@ def main() -> None:
         sys.exit(0 if asked else 2)
     os.umask(0o077)
     journal = Journal("hostguardd")
-    logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)], format="%(message)s")
+    take_over(journal)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)

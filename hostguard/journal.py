@@ -7,7 +7,10 @@ import logging
 import socket
 import struct
 import sys
+import traceback
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 SOCKET = "/run/systemd/journal/socket"
 STDOUT = "/run/systemd/journal/stdout"
@@ -90,11 +93,42 @@ class Handler(logging.Handler):
     def __init__(self, journal: Journal) -> None:
         super().__init__()
         self._journal = journal
+        self.setFormatter(_Formatter("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
         priority = next((p for level, p in self.LEVELS if record.levelno >= level), 7)
         self._journal.send(self.format(record), priority)
+
+
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        """A traceback without lines of source, which would be read from the disk."""
+        told = traceback.TracebackException(*ei, lookup_lines=False)
+        _drop_source(told)
+        return "".join(told.format()).rstrip()
+
+
+def _drop_source(told: traceback.TracebackException) -> None:
+    frames = [(frame.filename, frame.lineno or 0, frame.name, "") for frame in told.stack]
+    told.stack = traceback.StackSummary.from_list(frames)
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if other is not None:
+            _drop_source(other)
+
+
+def take_over(journal: Journal) -> None:
+    """Have all that is logged, and what Python would tell stderr of faults, go to the journal."""
+    logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)])
+    logging.captureWarnings(True)
+    # Python's own would read lines of source.
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}"
+    sys.unraisablehook = _unraisable
+
+
+def _unraisable(fault: Any) -> None:
+    told = (fault.exc_type, fault.exc_value, fault.exc_traceback)
+    logging.getLogger(__name__).error("%s %r", fault.err_msg or "ignored in", fault.object, exc_info=told)
 
 
 def stream(identifier: str, unit: str) -> socket.socket | None:

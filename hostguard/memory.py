@@ -1,0 +1,58 @@
+"""Keeps the guard in memory: a page of it that had to come from a stalled disk would stop the event loop.
+
+That a page is read while Python's own lock is held stops all threads, so it is not enough to keep the disk
+off the event loop. With mlock(2), by ctypes: neither Python nor a library of Debian's has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of asm-generic/mman.h.
+_CURRENT, _FUTURE, _ONFAULT = 1, 2, 4
+_CAP_IPC_LOCK = 14  # of linux/capability.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def lock() -> None:
+    """Lock what the process has in memory, what comes in later, and its program and libraries as a whole.
+
+    Call it again after modules were imported. Other memory that is only reserved (a thread's stack is 8 MiB,
+    of which it uses some 100 KiB) stays free. Blocks: reads from the disk. Raises OSError.
+    """
+    if not _unlimited():
+        # Below a limit mlockall would succeed, and some later allocation fail.
+        raise OSError(errno.EPERM, "it takes LimitMEMLOCK=infinity or CAP_IPC_LOCK")
+    if _libc.mlockall(_CURRENT | _FUTURE | _ONFAULT):
+        raise _error()
+    for address, size in _from_files():
+        failed = _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
+        if failed and ctypes.get_errno() != errno.ENOMEM:  # it was unmapped meanwhile
+            raise _error()
+
+
+def _unlimited() -> bool:
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        return True
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("\nCapEff:")[2].split(maxsplit=1)[0], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _from_files() -> Iterator[tuple[int, int]]:
+    """(address, bytes) of each mapping of a program's or a library's file."""
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        span, rights, _offset, _device, inode, *_ = line.split(maxsplit=5)
+        if inode != "0" and rights.startswith("r") and rights.endswith("p"):  # SQLite's are shared
+            first, _, last = span.partition("-")
+            yield int(first, 16), int(last, 16) - int(first, 16)
+
+
+def _error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
