@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
 import struct
+from collections import deque
+
+AGAIN_S = 0.5  # until a service manager that took nothing is told again
+UNTOLD_MAX = 100  # messages that wait for it
 
 
 class Notifier:
-    """Sends state to $NOTIFY_SOCKET, if there is one, without waiting. Equal status lines are sent once."""
+    """Sends state to $NOTIFY_SOCKET, if there is one, without waiting.
+
+    What PID 1 does not take (its queue is full: it may hang itself) is sent later, in order: without READY=1
+    it would end the service. Of status lines only the last counts.
+    """
 
     def __init__(self) -> None:
         path = os.environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
         self._status = ""
+        self._untold: deque[bytes] = deque(maxlen=UNTOLD_MAX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
 
     def send(self, *lines: str) -> None:
-        """Send assignments such as READY=1."""
+        """Send assignments such as READY=1. Call it on the event loop."""
         if self._address:
-            with contextlib.suppress(OSError):
-                self._socket.sendto("\n".join(lines).encode(), self._address)
+            raw = "\n".join(lines).encode()
+            if self._untold or not self._took(raw):
+                self._later(raw)
+
+    def _took(self, raw: bytes) -> bool:
+        try:
+            self._socket.sendto(raw, self._address)
+        except BlockingIOError:
+            return False
+        except OSError:  # there is nobody
+            pass
+        return True
+
+    def _later(self, raw: bytes) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._send_untold)
+        elif self._untold[-1].startswith(b"STATUS=") and raw.startswith(b"STATUS="):
+            self._untold.pop()
+        self._untold.append(raw)
+
+    def _send_untold(self) -> None:
+        while self._untold and self._took(self._untold[0]):
+            self._untold.popleft()
+        if self._untold:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._send_untold)
 
     def keep(self, name: str, sock: socket.socket) -> None:
         """Have the service manager hold the socket while we restart: it comes back under this name."""
