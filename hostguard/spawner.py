@@ -22,6 +22,10 @@ from hostguard.units import turn_unit
 log = logging.getLogger(__name__)
 
 STUB = Path(__file__).with_name("stub.py")
+# With vfork a thread that starts a process holds Python's lock until the program is read: on a stalled disk
+# that would stop the event loop, too.
+subprocess._USE_VFORK = False  # type: ignore[misc]
+
 READY = 2  # stubs that wait: as many turns as a small host starts at once
 TAKE_S = 10.0  # a fork takes a millisecond; longer, and the host cannot start processes
 
@@ -79,6 +83,7 @@ class Spawner:
         self._control: socket.socket | None = None
         self._ready: deque[Stub] = deque()
         self._waiting: deque[asyncio.Future[Stub]] = deque()
+        self._reviving = asyncio.Lock()
 
     async def start(self) -> None:
         """Start the fork server, and the first stubs. Raises OSError."""
@@ -123,7 +128,9 @@ class Spawner:
             raise OSError("no process could be started") from None
 
     async def _revive(self) -> None:
-        if self._server.poll() is not None:
+        async with self._reviving:
+            if self._server.poll() is None:
+                return
             log.error("the fork server ended with status %s; starting another", self._server.returncode)
             assert self._control is not None
             self._control.close()
