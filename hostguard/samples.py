@@ -1,0 +1,69 @@
+"""What one look at the disk brings, and what two of them say. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Counters of one whole disk, raw, as the kernel has them (Documentation/admin-guide/iostats.rst)."""
+
+    reads: int  # completed requests
+    writes: int
+    read_ms: int  # what they took, summed up
+    write_ms: int
+    busy_ms: int  # with requests in flight
+    in_flight: int  # requests now
+    write_bytes: int
+    others: int = 0  # completed discards and flushes: an fstrim is no stall
+
+    @property
+    def completed(self) -> int:
+        """Requests that came back."""
+        return self.reads + self.writes + self.others
+
+
+@dataclass(frozen=True, slots=True)
+class Psi:
+    """The `total` fields of a pressure file (Documentation/accounting/psi.rst): microseconds."""
+
+    some_us: int
+    full_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look, and one line of a trace: raw, so that a replay sees resets, gaps and missing files too."""
+
+    at: float  # seconds, CLOCK_BOOTTIME: it goes on while the host sleeps, so that a sleep is a gap
+    live: int  # turns that run or start
+    cap: int | None  # the configured global cap; None: unlimited
+    disk: Disk | None  # None: no disk is known, or it vanished
+    host: Psi | None  # /proc/pressure/io
+    slice: Psi | None  # io.pressure of hostguard.slice
+
+
+def ran_backwards(before: Disk, now: Disk) -> bool:
+    """Whether a counter was reset, or wrapped."""
+    names = [item.name for item in fields(Disk) if item.name != "in_flight"]
+    return any(getattr(now, name) < getattr(before, name) for name in names)
+
+
+def took(before: Disk, now: Disk) -> float:
+    """Seconds a request took: the mean of the reads or of the writes, whichever took longer."""
+    reads, writes = now.reads - before.reads, now.writes - before.writes
+    read = (now.read_ms - before.read_ms) / reads if reads else 0.0
+    write = (now.write_ms - before.write_ms) / writes if writes else 0.0
+    return max(read, write) / 1000
+
+
+def share(before: Sample, now: Sample) -> float | None:
+    """% of the time that some task waited for I/O: on the host, else in the slice; None: there is no PSI.
+
+    Never `full`: one other task that runs keeps it at 0 (facts.md).
+    """
+    for old, new in ((before.host, now.host), (before.slice, now.slice)):
+        if old is not None and new is not None and new.some_us >= old.some_us:
+            return min((new.some_us - old.some_us) / (now.at - before.at) / 10_000, 100.0)
+    return None
