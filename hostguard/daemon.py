@@ -183,7 +183,8 @@ class Daemon:
         problems = list(self._problems)
         if self.endpoint.problem is not None:
             problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
-        return views.status(self.manager, self.started_at, os.getpid(), device, problems, self.readback.verdicts)
+        enforcement = self.readback.verdicts
+        return views.status(self.manager, self.started_at, os.getpid(), device, problems, enforcement)
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hostguard import cgroups
 from hostguard.device import Device, mounts_on
-from hostguard.model import Limits
+from hostguard.model import Config, Limits
 from hostguard.units import SLICE
 
 DEFAULT_WEIGHT = 100  # of every cgroup, also for BFQ (systemd, cgroup-util.h)
@@ -35,6 +35,7 @@ class Label(StrEnum):
     """How far a limit is applied."""
 
     ENFORCED = "enforced"
+    UNKNOWN = "unknown"  # nothing speaks against it, but no turn has been read back yet
     PARTIAL = "partial"  # it binds, but not all that it should
     INERT = "inert"  # it does nothing at all
 
@@ -76,6 +77,14 @@ class Applied:
     weight: int | None = None  # as whatever weighs the disk sees it
     slice_weight: int | None = None  # the same, of hostguard.slice
     values: Mapping[str, int] | None = None  # by the names in FILES
+
+
+_NOT_YET = (Label.UNKNOWN, "to be read back from the next turn")
+
+
+def configured(config: Config) -> set[Limits]:
+    """The different limits that turns may get."""
+    return {mind.limits for mind in config.minds.values()} or {config.turn}
 
 
 def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verdict, ...]:
@@ -132,7 +141,7 @@ def _weight(asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label,
         scheduler = kernel.scheduler or "unknown"
         return Label.INERT, f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost weigh"
     if applied is None:
-        return Label.ENFORCED, f"by {kernel.weighs}; to be read back at the next turn"
+        return _NOT_YET
     wanted = bfq_weight(asked) if kernel.weighs == "BFQ" else asked
     if applied.weight != wanted:
         return Label.INERT, f"{kernel.weighs} sees the weight {applied.weight}, not {wanted}"
@@ -177,7 +186,7 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
                 f"not what is written to {', '.join(kernel.unattributed)}, later, by the kernel: that file"
                 " system does not tell whose it is"
             )
-    return Label.ENFORCED, "in io.max" if applied is not None else "to be read back at the next turn"
+    return _NOT_YET if applied is None else (Label.ENFORCED, "in io.max")
 
 
 def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
@@ -185,7 +194,7 @@ def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tu
     if missing is not None:
         return Label.INERT, missing
     if applied is None:
-        return Label.ENFORCED, "to be read back at the next turn"
+        return _NOT_YET
     value = (applied.values or {}).get(name)
     if value is None:
         return Label.INERT, f"{FILES[name]} has no limit: systemd did not set it"

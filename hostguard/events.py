@@ -36,6 +36,7 @@ class Event(StrEnum):
     MISSED = "missed"  # times of a schedule
     ASLEEP = "asleep"
     AWAKE = "awake"
+    ENFORCEMENT = "enforcement"  # how far a limit is applied changed
 
 
 # Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
@@ -56,8 +57,9 @@ MESSAGE_IDS = {
     Event.MISSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041e",
     Event.ASLEEP: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041f",
     Event.AWAKE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70420",
+    Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
 }
-_PRIORITY = {Event.FAILED: 4, Event.DEAD: 3, Event.MISSED: 4}  # syslog: warning, error; all others info
+_PRIORITY = {Event.FAILED: 4, Event.DEAD: 3, Event.MISSED: 4, Event.ENFORCEMENT: 4}  # syslog: warning, error; all others info
 
 
 class Events:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,10 @@ LEAVE_S = 2.0  # systemd normally forgets a scope within milliseconds
 FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
+async def _nobody(cgroup: Path, limits: Limits) -> None:
+    pass
+
+
 class Runner:
     """Starts and follows turns. `on_over` is called for each turn whose slot came free."""
 
@@ -38,6 +42,8 @@ class Runner:
         self._on_up = on_up
         self._on_over = on_over
         self.on_unit: Callable[[str], None] = lambda unit: None
+        # Shown each turn's cgroup before the turn runs; set by the daemon.
+        self.on_scope: Callable[[Path, Limits], Awaitable[None]] = _nobody
         self.spawner = Spawner()
         self._watch = cgroups.Watch(self._emptied)
         self._leaving: set[str] = set()  # over for us; systemd has not said so yet
@@ -153,6 +159,7 @@ class Runner:
             if self.connected:
                 self._spawn(self._refresh())
             return False
+        await self.on_scope(self.cgroup(unit, turn.live.mind), limits)
         # The word may have been of an earlier turn of this name: a row that is tried again by request.
         if turn.gone and not cgroups.populated(self.cgroup(unit, turn.live.mind)):
             self._dismiss(turn)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from hostguard import __version__, turns
 from hostguard.clock import now_ms
+from hostguard.enforce import Verdict
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Hold, Mind, MindView, Reason, State
@@ -180,7 +182,14 @@ def _mind_state(mind: Mind | None, view: MindView) -> str:
     return "idle" if view.down is None else "down"
 
 
-def status(manager: Manager, started_at: int, pid: int, device: Json, problems: list[Json]) -> Json:
+def status(
+    manager: Manager,
+    started_at: int,
+    pid: int,
+    device: Json,
+    problems: list[Json],
+    enforcement: list[Verdict],
+) -> Json:
     """The whole guard on one page."""
     cap = manager.policy.global_cap()
     state = (
@@ -202,6 +211,7 @@ def status(manager: Manager, started_at: int, pid: int, device: Json, problems: 
         "live": [turn(live) for live in manager.runner.live],
         "device": device,
         "problems": problems,
+        "enforcement": [asdict(verdict) for verdict in enforcement],
     }
 
 

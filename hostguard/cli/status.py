@@ -88,7 +88,15 @@ def _pairs(status: Any) -> list[tuple[str, object]]:
         ("Live turns", f"{status['turns']}, cap {_cap(status)}"),
         ("Queued", f"{status['queued']}, {status['held']} held, {status['due_later']} due later"),
         ("Device", node),
+        *_weak(status.get("enforcement", [])),
     ]
+
+
+def _weak(enforcement: Any) -> list[tuple[str, object]]:
+    """Configured limits that the kernel does not apply, or not wholly."""
+    words = {"partial": "in part", "inert": "not at all"}
+    weak = [f"{item['limit']} {words[item['label']]}" for item in enforcement if item["label"] in words]
+    return [("Enforced", f"{', '.join(weak)} (hostguard doctor)")] if weak else []
 
 
 def _cap(status: Any) -> str:

@@ -41,7 +41,7 @@ TASKS = Limits(tasks_max=9)
     ("limits", "kernel", "applied", "label", "why"),
     [
         (WRITE, KERNEL, APPLIED, Label.ENFORCED, "io.max"),
-        (WRITE, KERNEL, None, Label.ENFORCED, "to be read back"),
+        (WRITE, KERNEL, None, Label.UNKNOWN, "to be read back"),
         (READ, KERNEL, APPLIED, Label.ENFORCED, "io.max"),
         (Limits(write_iops=7), KERNEL, APPLIED, Label.INERT, "no wiops for mmcblk0"),
         (Limits(read_iops=7), KERNEL, APPLIED, Label.INERT, "no riops for mmcblk0"),
@@ -59,7 +59,7 @@ TASKS = Limits(tasks_max=9)
         (WEIGHT, KERNEL, APPLIED, Label.INERT, "has the scheduler mq-deadline"),
         (WEIGHT, replace(KERNEL, scheduler=None), APPLIED, Label.INERT, "scheduler unknown"),
         (WEIGHT, BFQ, APPLIED, Label.ENFORCED, "together with 40 beside the rest"),
-        (WEIGHT, BFQ, None, Label.ENFORCED, "to be read back"),
+        (WEIGHT, BFQ, None, Label.UNKNOWN, "to be read back"),
         (WEIGHT, BFQ, replace(APPLIED, slice_weight=100), Label.PARTIAL, "set-property hostguard.slice IOW"),
         (WEIGHT, BFQ, replace(APPLIED, slice_weight=None), Label.PARTIAL, "set-property hostguard.slice IOW"),
         (WEIGHT, BFQ, replace(APPLIED, weight=100), Label.INERT, "sees the weight 100, not 50"),
@@ -76,7 +76,7 @@ TASKS = Limits(tasks_max=9)
         (WEIGHT, replace(BFQ, controllers=ALL - {"io"}), None, Label.INERT, "no io controller"),
         (WEIGHT, replace(BFQ, disk=NO_DISK), None, Label.INERT, "does not tell its disk"),
         (MEMORY, KERNEL, APPLIED, Label.ENFORCED, "in memory.max"),
-        (MEMORY, KERNEL, None, Label.ENFORCED, "to be read back"),
+        (MEMORY, KERNEL, None, Label.UNKNOWN, "to be read back"),
         (MEMORY, replace(KERNEL, controllers=NO_MEMORY), APPLIED, Label.INERT, "no memory controller"),
         (Limits(memory_max=(1 << 20) + 9), KERNEL, APPLIED, Label.ENFORCED, "in memory.max"),  # whole pages
         (Limits(memory_max=1 << 21), KERNEL, APPLIED, Label.PARTIAL, "memory.max says 1048576"),
@@ -100,10 +100,11 @@ def test_what_is_not_set_gets_no_verdict_and_max_turn_is_systemds() -> None:
 
 
 def test_of_several_turns_the_worst_verdict_counts() -> None:
-    fine, half, nothing = (Verdict("io_weight", label, str(label)) for label in Label)
+    fine, unknown, half, nothing = (Verdict("io_weight", label, str(label)) for label in Label)
     other = Verdict("tasks_max", Label.ENFORCED, "")
     assert worst([half, other, fine, nothing, half]) == [nothing, other]
     assert worst([fine, half, fine]) == [half]
+    assert worst([unknown, fine]) == [unknown]
 
 
 @pytest.mark.parametrize(
