@@ -7,8 +7,9 @@ Each tick brings a Sample, of which `step` makes the next State:
   disk alone decides. PSI alone never does: it lies both ways (facts.md).
 - A cut halves what runs, or what may run if that is less, as TCP does with what is in flight (RFC 5681, 3.1):
   at once on a stall, and on strain while it lasts. Then nothing is cut for `hold_off`.
-- After each `calm_window` one turn more: up to the configured cap; if there is none, up to where it was cut,
-  and then without limit. Slow seconds take calm ones back; those between slow and calm count for neither.
+- After each `calm_window` one turn more: up to the configured cap. If there is none, only a calm in which as
+  many ran as may counts, up to where it was cut; then there is no limit. Slow seconds take calm ones back;
+  those between slow and calm count for neither.
 - A rise that led to a cut is tried again after a calm twice as long, and so on: a merely slow card settles.
 - A sample after a gap in the ticks, or whose counters ran backwards or are missing, decides nothing, and all
   clocks start again at it.
@@ -55,7 +56,7 @@ GAP = 5.0  # seconds between samples: several ticks were lost; the guard was sto
 MINUTE = 60.0
 CHANGES = 3  # of the cap in any minute, at most ("fewer than 4", vellum-assistant#32521)
 PROBES_MAX = 4  # doublings of calm_window: 20 s become at most 5 min 20 s
-SPIKE_SHOWN = 300.0  # seconds for which the last slow request is told of
+SPIKE_SHOWN = 300.0  # seconds for which a slow request is told of
 _ROUNDING = 1e-6  # seconds
 
 
@@ -90,7 +91,9 @@ class State:
     pace: _Pace | None = None  # of the span that ended with `last`, if one did
     strain: float = 0.0  # seconds of slow spans less those of fine ones, from 0 to strained_after
     calm: float = 0.0  # seconds of fine spans less those of slow ones, since the last change
-    spike: tuple[float, float] | None = None  # the last slow span: its Sample.at, and seconds a request took
+    spike: tuple[float, float] | None = (
+        None  # Sample.at, and how many seconds a request took, or waited so far
+    )
     changes: tuple[float, ...] = ()  # Sample.at of the cap's changes within a minute
     cut_at: float = -math.inf
     top: int = 0  # how many ran, or might, when it was first cut since there was no limit
@@ -176,10 +179,11 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
         quiet = sample.at - min(busy, sample.at - last.at)
     else:
         quiet = state.quiet_since
-    state = replace(state, quiet_since=quiet)
-    if quiet is not None and sample.at - quiet >= settings.stall_after - _ROUNDING:
+    age = 0.0 if quiet is None else sample.at - quiet
+    state = _noted(replace(state, quiet_since=quiet), sample, settings, age)
+    if age >= settings.stall_after - _ROUNDING:
         what = "request in flight, not" if disk.in_flight == 1 else "requests in flight, none"
-        evidence = f"{disk.in_flight} {what} completed for {sample.at - quiet:.1f} s"
+        evidence = f"{disk.in_flight} {what} completed for {age:.1f} s"
         return replace(state, stalled_at=sample.at, base=sample, strain=0.0, calm=0.0, evidence=evidence)
 
     done = disk.completed - base.disk.completed
@@ -192,9 +196,17 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     if waiting is not None:
         evidence += f", tasks wait for I/O {waiting:.0f} % of the time"
     if seconds >= settings.strained_await and (waiting is None or waiting >= settings.strained_psi):
-        return _paced(replace(state, spike=(sample.at, seconds)), sample, settings, _Pace.SLOW, evidence)
+        return _paced(_noted(state, sample, settings, seconds), sample, settings, _Pace.SLOW, evidence)
     pace = _Pace.FINE if seconds < settings.calm_await else _Pace.BETWEEN
     return _paced(state, sample, settings, pace, evidence)
+
+
+def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> State:
+    """One slow request changes nothing, but is told of: the slowest of late."""
+    old = state.spike if state.spike and sample.at - state.spike[0] < SPIKE_SHOWN else None
+    if seconds >= max(settings.strained_await, old[1] if old else 0.0):
+        old = (sample.at, seconds)
+    return replace(state, spike=old)
 
 
 def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, evidence: str) -> State:
@@ -202,24 +214,25 @@ def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, eviden
     assert state.base is not None
     span = sample.at - state.base.at
     slow = {_Pace.SLOW: span, _Pace.FINE: -span}.get(pace, 0.0)
-    if state.spike and 0 < sample.at - state.spike[0] < SPIKE_SHOWN and pace is not _Pace.SLOW:
-        evidence += f"; {_time(state.spike[1])} {sample.at - state.spike[0]:.0f} s ago"
+    if state.spike and pace is not _Pace.SLOW:
+        evidence += f"; {_time(state.spike[1])} once, {sample.at - state.spike[0]:.0f} s ago"
+    # Without a configured cap, the ceiling is what ran calmly.
+    unused = sample.cap is None and state.cap is not None and sample.live < state.cap
     return replace(
         state,
         base=sample,
         pace=pace,
         evidence=evidence,
         strain=min(max(state.strain + slow, 0.0), settings.strained_after),
-        calm=max(state.calm - slow, 0.0),
+        calm=state.calm if unused and slow < 0 else max(state.calm - slow, 0.0),
     )
 
 
 def _levelled(state: State, sample: Sample, settings: Settings) -> State:
-    level = state.level
-    if state.stalled_at == sample.at:
+    level, ago = state.level, sample.at - state.stalled_at
+    if not ago:
         level = Level.STALLED
-    elif level is Level.STALLED and sample.at - state.stalled_at < settings.strained_after:
-        ago = sample.at - state.stalled_at  # what piled up comes first
+    elif level is Level.STALLED and ago < (settings.hold_off if state.strain else settings.strained_after):
         state = replace(state, evidence=f"nothing completed until {ago:.0f} s ago")
     elif state.strain >= settings.strained_after - _ROUNDING:
         level = Level.STRAINED
@@ -289,7 +302,7 @@ def _window(state: State, settings: Settings) -> float:
 
 
 def _next_step(state: State, sample: Sample, settings: Settings) -> float | None:
-    if state.cap is None or state.level is not Level.CALM:
+    if state.cap is None or state.level is not Level.CALM or (sample.cap is None and sample.live < state.cap):
         return None
     calm = sample.at + _window(state, settings) - state.calm
     rest = state.changes[1 - CHANGES] + MINUTE if len(state.changes) >= CHANGES - 1 else 0.0
@@ -298,8 +311,8 @@ def _next_step(state: State, sample: Sample, settings: Settings) -> float | None
 
 def _wait(state: State, sample: Sample, settings: Settings) -> float:
     """`state.last` is still the sample before."""
-    if not sample.live and state.level is Level.CALM and state.cap is None:
-        return math.inf
+    if not sample.live and state.level is Level.CALM and (state.cap is None or sample.cap is None):
+        return math.inf  # nothing runs, and nothing would change
     if state.level is Level.STALLED or sample.disk is None:
         return TICK
     if state.quiet_since is not None:
