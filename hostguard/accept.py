@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hostguard import deliveries, dispatch, gated
@@ -53,15 +53,24 @@ class Acceptor:
         self._wake = wake
         # Told of each message's new rows, some of which may be kept back; set by hostguard.kept.
         self.on_kept: Callable[[list[Delivery], bytes, gated.Gated], None] = lambda rows, raw, done: None
+        # What lets rows of the mind go at this moment that no route matched; set by hostguard.kept.
+        self.releasing: Callable[[str], asyncio.Task[None] | None] = lambda mind: None
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
     async def send(self, message: Message, also: Op | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
+        await self._let_older_go(message.minds)
         now = now_ms()
         plans = [dispatch.plan(self._recipient(mind), message) for mind in message.minds]
         wakes = frozenset(plan.target.mind for plan in plans if plan.wake)
         new = message.new(tuple(plan.target for plan in plans), now)
         return await self.store(new, also=also, wakes=wakes)
+
+    async def _let_older_go(self, minds: Sequence[str]) -> None:
+        """Wait while gated rows of the minds are let go: a newer one must not overtake them."""
+        under_way = {task for mind in minds if (task := self.releasing(mind)) is not None}
+        if under_way and (await asyncio.wait(under_way, timeout=ANSWER_S))[1]:
+            raise unavailable("the device does not take writes; nothing is accepted, try again")
 
     def _recipient(self, mind: str) -> dispatch.Recipient:
         policy = self._manager.policy
@@ -149,10 +158,24 @@ class Acceptor:
             if new.key is not None:
                 self._take(future.result(), new.payload)
             else:
-                ids = [row.id for row in future.result().fresh]
-                self._manager.ledger.write(lambda db: deliveries.forget(db, ids))
+                self._take_back(future.result())
 
         write.future.add_done_callback(late)
+
+    def _take_back(self, stored: Stored) -> None:
+        """Undo a message that was stored after its sender was told that it was not."""
+        policy, ids = self._manager.policy, [row.id for row in stored.fresh]
+        woken = {woken_key(mind): policy.setting(woken_key(mind)) for mind in stored.woken}
+
+        def undo(db: sqlite3.Connection) -> None:
+            deliveries.forget(db, ids)
+            for invite in stored.gated.invites:
+                deliveries.forget(db, [invite.id])
+            for name, value in woken.items():
+                deliveries.set_setting(db, name, value)
+
+        self._manager.ledger.write(undo)
+        self.on_kept([], b"{}", stored.gated)  # what was archived for its sake stays so
 
     def reattach(self, row: Delivery, caller: Caller) -> None:
         """A `hostguard run` came back after a restart of the guard. Raises Problem if its row has ended."""

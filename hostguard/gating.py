@@ -4,7 +4,8 @@ How it is called:
   Daemon          `await start()` once the routes are read and the queue is recovered; `reload()` with each
                   new configuration, after RouteFiles.reload
   RouteFiles      its on_change: changed(mind)
-  Acceptor        gated.gate(db, fresh, raw, now) in the transaction that stores a message; once that is
+  Acceptor        releasing(mind) before it plans a message: it waits for that;
+                  gated.gate(db, fresh, raw, now) in the transaction that stores a message; once that is
                   stored: stored(fresh, raw, what gate returned), and its invites go to Manager.admit
   control.cancel  its manager.on_taken_back: taken_back(row), for a row in state GATED
 `take(row, raw)` gets each row that goes out: QUEUED is for Manager.admit, BATCHING for the batcher.
@@ -45,6 +46,7 @@ class Gating:
         self._take = take
         self._counts: Counter[str] = Counter()
         self._due: set[str] = set()  # minds whose gated rows are to be looked at
+        self._now: str | None = None  # the mind whose gated rows are being looked at
         self._work: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -88,6 +90,10 @@ class Gating:
                 self._work = asyncio.create_task(self._release_due())
                 self._manager.keep(self._work)
 
+    def releasing(self, mind: str) -> asyncio.Task[None] | None:
+        """What looks at the mind's gated rows at this moment, or is about to."""
+        return self._work if mind in self._due or mind == self._now else None
+
     def _placed(self, mind: str, payload: Mapping[str, Any]) -> str:
         routes = self._routes(mind)
         return "deliver" if routes is None else route(routes, mind, payload).action
@@ -97,11 +103,14 @@ class Gating:
             mind = self._due.pop()
             if mind not in self._manager.policy.config.minds:
                 continue  # its rows wait for it
+            self._now = mind
             try:
                 await self._release(mind)
             except Unavailable as error:
                 log.warning("gated messages of %s cannot be read: %s", mind, error)
                 asyncio.get_running_loop().call_later(AGAIN_S, self.changed, mind)
+            finally:
+                self._now = None
 
     async def _release(self, mind: str) -> None:
         routes = self._routes(mind)

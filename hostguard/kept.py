@@ -33,7 +33,7 @@ class Kept:
 
     async def start(self, acceptor: Acceptor) -> None:
         """Take up what an earlier guard kept back, once the queue is recovered. Raises Unavailable."""
-        acceptor.on_kept = self._stored
+        acceptor.on_kept, acceptor.releasing = self._stored, self.gating.releasing
         await self.batcher.start()
         await self.gating.start()
 
