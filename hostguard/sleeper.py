@@ -25,11 +25,11 @@ from hostguard.clock import now_ms
 from hostguard.control import store
 from hostguard.deliveries import New, Op
 from hostguard.events import Event
-from hostguard.followup import CHANNEL, SENDER, system_payload
 from hostguard.intake import known_mind
 from hostguard.manager import CLOCK_CHECK_S, Manager
 from hostguard.mind_units import MindUnits, start_key
 from hostguard.model import Kind, Mind, Row, State, Target
+from hostguard.payload import CHANNEL, SENDER, system_payload
 from hostguard.policy import sleep_key, woken_key
 from hostguard.problems import Problem, bad_request, unavailable
 
@@ -153,10 +153,11 @@ class Sleeper:
         woken = policy.setting(woken_key(mind))
         if not woken or policy.sleepy(mind):
             return
-        # Rows on their way to the card were planned for a mind that is awake; others are to be tried again.
+        # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
         soon = self._clock() + turns.BACKOFF_MS[1]
+        batched, _ = manager.kept(mind)
         busy = manager.runner.live.of(mind) or manager.backlog.due_by(mind, soon)
-        if busy or self._acceptor.pending(mind):
+        if busy or batched or self._acceptor.pending(mind):
             self._watch_idle(mind)
             return
         until = woken["until"] if isinstance(woken, dict) else None

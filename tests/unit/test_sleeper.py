@@ -341,6 +341,21 @@ def test_a_mind_that_a_message_woke_sleeps_again_when_it_is_idle(tmp_path):
     on_host(tmp_path, work)
 
 
+def test_one_whose_message_waits_in_a_batch_stays_awake_until_that_goes_out(tmp_path):
+    async def work(host):
+        await host.fall_asleep()
+        await host.send(content="@bob")
+        await host.end()
+        host.manager.kept = lambda mind: (mind == "bob", 0)
+        await asyncio.sleep(1.3)
+        assert not host.asleep()
+        host.manager.kept = lambda mind: (0, 1)  # what no route matches waits for the mind, not it for that
+        await asyncio.sleep(1.3)
+        assert host.asleep()
+
+    on_host(tmp_path, work)
+
+
 def test_one_that_was_woken_for_nothing_sleeps_again_too(tmp_path):
     async def work(host):
         await host.fall_asleep()
