@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hostguard import api_minds, api_schedules, control, deliveries, intake, views
+from hostguard import api_minds, api_pressure, api_schedules, control, deliveries, intake, views
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.config import ConfigError
@@ -23,7 +23,7 @@ from hostguard.manager import Manager
 from hostguard.model import State
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
 from hostguard.procs import home_of
-from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object, peer
+from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object, peer, until_gone
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -56,6 +56,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/limits", api.set_limit, methods=["PATCH"]),
         Route("/v1/minds", api.minds),
         Route("/v1/status", api.status),
+        *api_pressure.routes(daemon),
         Route("/v1/events", api.events),
         Route("/v1/config", api.config),
         Route("/v1/reload", api.reload, methods=["POST"]),
@@ -220,7 +221,7 @@ class Api:
                 yield ": ready\n\n"
                 if not follow:
                     return
-                async for event in _until_gone(request, queue):
+                async for event in until_gone(request, queue):
                     yield _sse(event)
                     if queue.qsize() >= BEHIND_MAX:
                         return
@@ -263,7 +264,7 @@ class Api:
     async def _wait_turn(self, request: Request, id_: int, caller: Caller) -> AsyncIterator[str]:
         try:
             with self._waiting(request, id_):
-                async for event in _until_gone(request, caller.events):
+                async for event in until_gone(request, caller.events):
                     yield json.dumps(event) + "\n"
                     if event["event"] != "held":
                         return
@@ -274,30 +275,6 @@ class Api:
     async def _body(self, request: Request, optional: bool = False) -> dict[str, Any]:
         most = body_max(self.manager.policy.config.payload_max)
         return await json_object(request, most, optional=optional)
-
-
-async def _until_gone(
-    request: Request, queue: asyncio.Queue[dict[str, Any]]
-) -> AsyncIterator[dict[str, Any]]:
-    """What comes into the queue until the client leaves: newer Starlette does not look for that itself."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    gone = asyncio.ensure_future(left())
-    item: asyncio.Future[dict[str, Any]] | None = None
-    try:
-        while True:
-            item = asyncio.ensure_future(queue.get())
-            await asyncio.wait([item, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not item.done():
-                return
-            yield item.result()
-    finally:
-        gone.cancel()
-        if item is not None:
-            item.cancel()
 
 
 def _sse(event: dict[str, Any]) -> str:

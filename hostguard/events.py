@@ -37,6 +37,9 @@ class Event(StrEnum):
     ASLEEP = "asleep"
     AWAKE = "awake"
     ENFORCEMENT = "enforcement"  # how far a limit is applied changed
+    PRESSURE = "pressure"  # the level or the cap that it allows changed
+    FROZEN = "frozen"
+    THAWED = "thawed"
 
 
 # Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
@@ -58,8 +61,12 @@ MESSAGE_IDS = {
     Event.ASLEEP: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041f",
     Event.AWAKE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70420",
     Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
+    Event.PRESSURE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70421",
+    Event.FROZEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70422",
+    Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
 }
-_PRIORITY = {Event.FAILED: 4, Event.DEAD: 3, Event.MISSED: 4, Event.ENFORCEMENT: 4}  # syslog: warning, error; all others info
+# Of syslog: error, warning, notice; all others info.
+_PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
 
 
 class Events:

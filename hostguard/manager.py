@@ -41,6 +41,7 @@ from hostguard.queue import Queue
 from hostguard.resident import Residents
 from hostguard.runner import Runner
 from hostguard.starting import Starter
+from hostguard.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,11 @@ class Manager:
         self.events = events
         self.backlog = Backlog()
         self.policy = Policy(Config(), {}, "")
-        self.runner = Runner(self._systemd_up, self._over)
+        self.runner = Runner(self._systemd_told, self._over)
         self.callers = Callers()
         self.ledger = Ledger(queue, events, self.callers)
         self.residents = Residents(self)
+        self.watcher = Watcher(self)
         self._starter = Starter(self)
         # Told of each turn of a session that begins (True) or ends; set by the daemon.
         self.on_session: Callable[[str, str, bool], None] = lambda mind, session, busy: None
@@ -115,7 +117,7 @@ class Manager:
             len(live),
             live.oldest,
             self.policy.global_cap(),
-            None,
+            self.watcher.state.admit,
             self.policy.paused(),
             self.runner.connected,
         )
@@ -139,13 +141,13 @@ class Manager:
         )
 
     def _has_room(self) -> bool:
-        cap = self.policy.global_cap()
+        host = self.host()
         return (
             self.ready
             and not self.closing
-            and self.runner.connected
-            and not self.policy.paused()
-            and (cap is None or len(self.runner.live) < cap)
+            and host.systemd
+            and not host.paused
+            and all(cap is None or host.live < cap for cap in (host.cap, host.effective_cap))
         )
 
     def pump(self) -> None:
@@ -265,7 +267,7 @@ class Manager:
             delay = min(max(due - now, 0) / 1000, CLOCK_CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
 
-    def _systemd_up(self) -> None:
+    def _systemd_told(self) -> None:
         if self.ready:
             self.pump()
 

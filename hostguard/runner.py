@@ -34,27 +34,27 @@ async def _nobody(cgroup: Path, limits: Limits) -> None:
 class Runner:
     """Starts and follows turns. `on_over` is called for each turn whose slot came free."""
 
-    def __init__(self, on_up: Callable[[], None], on_over: Callable[[Turn, turns.Ending], None]) -> None:
+    def __init__(self, on_told: Callable[[], None], on_over: Callable[[Turn, turns.Ending], None]) -> None:
         self.live = Live()
         self.systemd = Systemd(self)
         self.connected = False
         self.device: str | None = None  # block device node for per-device limits
-        self._on_up = on_up
+        self._on_told = on_told
         self._on_over = on_over
         self.on_unit: Callable[[str], None] = lambda unit: None
         # Shown each turn's cgroup before the turn runs; set by the daemon.
         self.on_scope: Callable[[Path, Limits], Awaitable[None]] = _nobody
-        self.spawner = Spawner()
+        self.spawner = Spawner(self.systemd)
         self._watch = cgroups.Watch(self._emptied)
         self._leaving: set[str] = set()  # over for us; systemd has not said so yet
         self._reaper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Connect to systemd and have processes ready. Raises SystemdLost, OSError."""
+        """Connect to systemd and have processes ready. Raises SystemdError, SystemdLost, OSError."""
         self._watch.open()
-        await self.spawner.start()
         await self.systemd.start()
+        await self.spawner.start()
 
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
@@ -277,14 +277,14 @@ class Runner:
         self.connected = True
         for scope in scopes:
             if self._has_processes(scope.unit, scope.mind):
-                self.scope_new(scope)
+                self._take(scope)
             elif scope.unit not in self.live.turns and units.parse_turn_unit(scope.unit):
                 self._leaving.add(scope.unit)
         for turn in self.live:
             if turn.phase is not Phase.STARTING:
                 self.scope_gone(turn.live.unit)
         self._reap_soon()
-        self._on_up()
+        self._on_told()
 
     def systemd_down(self) -> None:
         """Nothing is started until systemd is back."""
@@ -293,6 +293,11 @@ class Runner:
 
     def scope_new(self, scope: Scope) -> None:
         """A scope of somebody else's takes a slot, too."""
+        if scope.unit not in self.live.turns:
+            self._take(scope)
+            self._on_told()
+
+    def _take(self, scope: Scope) -> None:
         if scope.unit in self.live.turns:
             return
         parsed = units.parse_turn_unit(scope.unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,9 @@ from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Hold, Mind, MindView, Reason, State
 from hostguard.policy import sleep_key
+from hostguard.pressure import Level
+from hostguard.samples import Sample, ran_backwards, took
+from hostguard.sampling import boottime
 from hostguard.units import turn_unit
 
 Json = dict[str, Any]
@@ -75,7 +79,7 @@ def why(manager: Manager, row: Delivery) -> Json:
     place = manager.backlog.place(row.id, row.mind)
     since = max(row.created_at, row.not_before)
     text = (
-        f"{row.id} has waited {span(now_ms() - since)}: {sentence(hold)};"
+        f"{row.id} has waited {span(now_ms() - since)}: {_sentence(manager, hold)};"
         f" it is number {place} in line for {row.mind}"
     )
     return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
@@ -87,15 +91,16 @@ _SENTENCES = {
     Reason.SESSION_BUSY: "its session has a turn, {blocker}",
     Reason.MIND_BUSY: "the mind has as many turns as its cap allows, {blocker}",
     Reason.GLOBAL_CAP: "the host has as many turns as the global cap allows, {blocker} for the longest time",
-    Reason.PRESSURE: "the device is under pressure and fewer turns run",
+    Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run; {blocker} is the oldest",
     Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
     Reason.NO_SYSTEMD: "systemd does not answer, and nothing is started unseen",
 }
 
 
-def sentence(hold: Hold) -> str:
-    """The hold in words."""
-    return _SENTENCES.get(hold.reason, "{blocker}").format(blocker=hold.blocker)
+def _sentence(manager: Manager, hold: Hold) -> str:
+    state = manager.watcher.state
+    text = _SENTENCES.get(hold.reason, "{blocker}")
+    return text.format(blocker=hold.blocker, level=state.level, evidence=state.evidence)
 
 
 def turn(live: Turn) -> Json:
@@ -191,7 +196,7 @@ def status(
     enforcement: list[Verdict],
 ) -> Json:
     """The whole guard on one page."""
-    cap = manager.policy.global_cap()
+    watcher = manager.watcher
     state = (
         "no_systemd" if not manager.runner.connected else "paused" if manager.policy.paused() else "running"
     )
@@ -201,8 +206,13 @@ def status(
         "started_at": started_at,
         "state": state,
         "turns": len(manager.runner.live),
-        "cap": cap,
-        "effective_cap": cap,
+        "cap": manager.policy.global_cap(),
+        "effective_cap": effective_cap(manager),
+        "pressure": {
+            "level": watcher.state.level,
+            "evidence": watcher.state.evidence,
+            "since": watcher.since_ms,
+        },
         "queued": len(manager.backlog) + manager.backlog.later,
         "held": len(manager.backlog),
         "due_later": manager.backlog.later,
@@ -215,12 +225,59 @@ def status(
     }
 
 
+def effective_cap(manager: Manager) -> int | None:
+    """How many turns may run now: the lower of the configured cap and what pressure allows."""
+    host = manager.host()
+    return min((cap for cap in (host.cap, host.effective_cap) if cap is not None), default=None)
+
+
+def pressure(manager: Manager) -> Json:
+    """What the disk and the kernel say, how many turns that allows and why, and the last changes of that."""
+    watcher = manager.watcher
+    state, device, sampler = watcher.state, watcher.device, watcher.sampler
+    recent = list(watcher.samples)
+    last = recent[-1] if recent else None
+    step_at = state.next_step_at
+    return {
+        "level": state.level,
+        "since": watcher.since_ms,
+        "evidence": state.evidence,
+        "cap": state.cap,
+        "admit": state.admit,
+        "configured": manager.policy.global_cap(),
+        "effective_cap": effective_cap(manager),
+        "next_step_in_s": max(0.0, step_at - boottime()) if step_at is not None else None,
+        "psi": sampler.psi_reason,
+        "disk": sampler.disk_reason,
+        "device": {"node": device.node, "name": device.name, "reason": device.reason},
+        "live": len(manager.runner.live),
+        "in_flight": last.disk.in_flight if last and last.disk else None,
+        **_rates(recent[-2:]),
+        "changes": [asdict(change) for change in watcher.changes],
+        "samples": [asdict(sample) for sample in recent],
+    }
+
+
+def _rates(samples: Sequence[Sample]) -> Json:
+    """How the disk was between the last two looks: ms a request took, and how long any was in flight."""
+    before, now = samples if len(samples) == 2 else (None, None)
+    rates: Json = {"await_ms": None, "busy_percent": None}
+    if before and now and before.disk and now.disk and not ran_backwards(before.disk, now.disk):
+        busy_s, span_s = (now.disk.busy_ms - before.disk.busy_ms) / 1000, now.at - before.at
+        # Kernels before 6.10 let busy_ms jump (facts.md).
+        rates["busy_percent"] = round(100 * min(busy_s / span_s, 1)) if span_s > 0 else None
+        rates["await_ms"] = round(took(before.disk, now.disk) * 1000, 1)
+    return rates
+
+
 def status_line(manager: Manager) -> str:
     """One line for sd_notify: what `systemctl status` shows."""
-    cap = manager.policy.global_cap()
+    cap, allowed, level = manager.policy.global_cap(), effective_cap(manager), manager.watcher.state.level
     told = "unlimited" if cap is None else str(cap)
     live = len(manager.runner.live)
     line = f"{live}{'' if cap is None else f'/{cap}'} turns, {len(manager.backlog)} held, cap {told}"
+    if level is not Level.CALM or allowed != cap:
+        line += f"; {level}" + (f", {allowed} may run" if allowed != cap else "")
     if not manager.runner.connected:
         return f"{line}; no connection to systemd, nothing is started"
     return f"{line}; paused" if manager.policy.paused() else line

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hostguard.problems import Problem, bad_request, internal, not_allowed, too_large, unknown
+
+T = TypeVar("T")
 
 
 async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
@@ -56,6 +60,28 @@ def problem(error: Any) -> JSONResponse:
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, error.status, headers, media_type="application/problem+json")
+
+
+async def until_gone(request: Request, queue: asyncio.Queue[T]) -> AsyncIterator[T]:
+    """What comes into the queue until the client leaves: newer Starlette does not look for that itself."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(left())
+    item: asyncio.Future[T] | None = None
+    try:
+        while True:
+            item = asyncio.ensure_future(queue.get())
+            await asyncio.wait([item, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not item.done():
+                return
+            yield item.result()
+    finally:
+        gone.cancel()
+        if item is not None:
+            item.cancel()
 
 
 # For Starlette: whatever goes wrong is told as a Problem.

@@ -1,0 +1,49 @@
+"""The part of the API that is about pressure, as hostguard-api(7) describes it. It answers from memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hostguard import views
+from hostguard.watcher import BEHIND_MAX
+from hostguard.web import until_gone
+
+if TYPE_CHECKING:
+    from hostguard.daemon import Daemon
+    from hostguard.manager import Manager
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """The routes, for api.make_app."""
+    api = _Pressure(daemon.manager)
+    return [Route("/v1/pressure", api.now), Route("/v1/pressure/samples", api.samples)]
+
+
+class _Pressure:
+    """The handlers."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def now(self, request: Request) -> Response:
+        """GET /v1/pressure."""
+        return JSONResponse(views.pressure(self._manager))
+
+    async def samples(self, request: Request) -> Response:
+        """GET /v1/pressure/samples: JSON lines, one for each look at the disk from now on."""
+
+        async def stream() -> AsyncIterator[str]:
+            with self._manager.watcher.reader() as queue:
+                async for sample in until_gone(request, queue):
+                    yield json.dumps(asdict(sample)) + "\n"
+                    if queue.qsize() >= BEHIND_MAX:
+                        return
+
+        return StreamingResponse(stream(), media_type="application/x-ndjson")

@@ -1,0 +1,153 @@
+"""The loop that watches the disk: sample, rule, cap. While nothing runs and all is calm it does not tick.
+
+Nothing here waits for a disk or for systemd: what the kernel says is read from memory, the rule is pure, and
+what is done beyond the cap is done beside the loop (acting.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hostguard.clock import now_ms
+from hostguard.device import Device
+from hostguard.events import Event
+from hostguard.pressure import Settings, State, step
+from hostguard.samples import Sample
+from hostguard.sampling import Sampler, boottime
+from hostguard.trigger import Trigger
+
+if TYPE_CHECKING:
+    from hostguard.manager import Manager
+
+log = logging.getLogger(__name__)
+
+CHANGES_KEPT = 20
+SAMPLES_KEPT = 120  # what led to a change can still be looked at some minutes later
+TICK_S = 1.0  # for those who record
+# After the trigger's call, while no turn runs: longer than its window, so that it calls again before that if
+# the pressure goes on.
+AWAKE_S = 5.0
+BEHIND_MAX = 1000  # samples, for a reader that is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the level or the cap; `at` is ms since the epoch."""
+
+    at: int
+    level: str
+    cap: int | None
+    evidence: str
+
+
+class Watcher:
+    """Ticks while turns run or the disk is not calm, and tells the manager how many turns may run."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self.state = State()
+        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self.device = Device(None, None, "not looked at yet")
+        self.sampler = Sampler(self.device)
+        self._trigger = Trigger(self._pressed)
+        self._readers: set[asyncio.Queue[Sample]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._awake_until = -math.inf  # of the event loop's clock
+
+    def start(self, device: Device) -> None:
+        """Begin to watch the disk. Call it once systemd is connected: the slice's place is known then."""
+        self.use(device)
+        log.info("PSI trigger: %s", self._trigger.open())
+
+    def use(self, device: Device) -> None:
+        """Watch this disk from now on; also when the configuration was read again."""
+        if device.name != self.device.name:
+            self.state = State(floor=self._settings.floor)
+        self.device = device
+        self.sampler = Sampler(device, self._manager.runner.systemd.control_group)
+        self.poke()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._trigger.close()
+        self._set_timer(math.inf)
+
+    def poke(self) -> None:
+        """Something changed: if nobody looks and a turn runs, look now, for the next look to compare with."""
+        if self._timer is None and len(self._manager.runner.live):
+            self._set_timer(0)
+
+    @contextmanager
+    def reader(self) -> Iterator[asyncio.Queue[Sample]]:
+        """A queue that gets each sample from now on, one a second at least; BEHIND_MAX in it: some were lost."""
+        queue: asyncio.Queue[Sample] = asyncio.Queue()
+        self._readers.add(queue)
+        if self._timer is None:
+            self._set_timer(0)
+        try:
+            yield queue
+        finally:
+            self._readers.discard(queue)
+
+    @property
+    def since_ms(self) -> int:
+        """When the level changed last, ms since the epoch."""
+        return now_ms() - round(1000 * (boottime() - self.state.since))
+
+    @property
+    def _settings(self) -> Settings:
+        return self._manager.policy.config.pressure
+
+    def _tick(self) -> None:
+        self._timer = None
+        manager, before = self._manager, self.state
+        try:
+            sample = self.sampler.sample(len(manager.runner.live), manager.policy.global_cap())
+            self.samples.append(sample)
+            for reader in self._readers:
+                if reader.qsize() < BEHIND_MAX:
+                    reader.put_nowait(sample)
+            self.state = step(before, sample, self._settings)
+            if (before.level, before.cap) != (self.state.level, self.state.cap):
+                self._tell(before)
+            if before.admit != self.state.admit:
+                manager.pump()
+        finally:  # whatever fails: the guard goes on looking
+            self._set_timer(self._next())
+
+    def _next(self) -> float:
+        awake = self._readers or asyncio.get_running_loop().time() < self._awake_until
+        return min(self.state.wait, TICK_S) if awake else self.state.wait
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _pressed(self) -> None:
+        self._awake_until = asyncio.get_running_loop().time() + AWAKE_S
+        if self._timer is None:
+            self._set_timer(0)
+
+    def _tell(self, before: State) -> None:
+        now = self.state
+        self.changes.append(Change(now_ms(), now.level, now.cap, now.evidence))
+        cap = "" if now.cap == before.cap else f"; cap {_cap(before.cap)} -> {_cap(now.cap)}"
+        self._manager.events.emit(
+            Event.PRESSURE, f"{now.level}: {now.evidence}{cap}", level=str(now.level), cap=now.cap,
+            evidence=now.evidence, live=len(self._manager.runner.live),
+        )  # fmt: skip
+
+
+def _cap(cap: int | None) -> str:
+    return "unlimited" if cap is None else str(cap)
