@@ -18,6 +18,7 @@ from typing import Any
 from hostguard import paths
 from hostguard.keys import KEYS, NAME_FAULTS, Key
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.payload import compact, scheduled
 from hostguard.pressure import Settings
 
 FILE_MAX = 1 << 20  # bytes
@@ -246,9 +247,11 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
                 reading.refuse(("channels", name, "minds"), f"no mind {quoted(mind)} is configured.{hint}")
         if ("channels", name, "minds") not in reading.origin:
             reading.refuse(("channels", name), "minds is missing: a list of names of configured minds")
+    limits = values.get("limits", {})
+    most = limits.get("payload_max", Config().payload_max)
     return Config(
-        **values.get("limits", {}),
-        schedules=_schedules(values.get("schedules", {}), minds, reading),
+        **limits,
+        schedules=_schedules(values.get("schedules", {}), minds, most, reading),
         events_listen=values.get("events", {}).get("listen"),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
@@ -280,15 +283,21 @@ def _refuse_shared(minds: Mapping[str, Mind], reading: _Reading) -> None:
                 reading.refuse(("minds", name, key), f"{quoted(value)} is that of {quoted(seen[value])}")
 
 
-def _schedules(tables: dict[str, Any], minds: Mapping[str, Mind], reading: _Reading) -> dict[str, Schedule]:
+def _schedules(
+    tables: dict[str, Any], minds: Mapping[str, Mind], payload_max: int, reading: _Reading
+) -> dict[str, Schedule]:
     schedules = {}
     for name, table in tables.items():
         place = ("schedules", name)
         fault = schedule_fault(table, minds)
         if fault is not None:
             reading.refuse(place, fault)
-        else:
-            schedules[name] = Schedule(name, **table)
+            continue
+        schedule = schedules[name] = Schedule(name, **table)
+        size = len(compact(scheduled(schedule)))
+        if size > payload_max:
+            text = f"its message has {size} bytes as JSON, at most {payload_max} are allowed"
+            reading.refuse(place, f"{text} (limits.payload_max)")
     return schedules
 
 
@@ -334,6 +343,8 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: _Read
     except KeyError:
         reading.refuse(("minds", name, "user"), f"there is no user {quoted(user)} on this host")
         return Mind(name, limits=limits, **own)
+    if paths.USER and entry.pw_uid != os.getuid():
+        reading.refuse(("minds", name, "user"), "under a user's own service manager all minds are that user")
     return Mind(
         name,
         user=user,

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from hostguard.deliveries import New
 from hostguard.model import Config, Delivery, Kind, Target
+from hostguard.payload import CHANNEL, SENDER, system_payload
 from hostguard.turns import Ending
-
-CHANNEL = "@volute"  # volute.md: how a mind of today knows a message of the system
-SENDER = "volute"
-
-
-def system_payload(minds: tuple[str, ...], content: Any) -> bytes:
-    """The payload of a message of the guard's own."""
-    told = {
-        "content": content,
-        "channel": CHANNEL,
-        "sender": SENDER,
-        "isDM": True,
-        "participants": [SENDER, *minds],
-        "interrupt": False,
-    }
-    return json.dumps(told, ensure_ascii=False).encode()
 
 
 def dead_letter(row: Delivery, ending: Ending, config: Config, now: int) -> New | None:

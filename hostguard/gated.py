@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from hostguard import deliveries
 from hostguard.deliveries import New
-from hostguard.followup import CHANNEL, SENDER, system_payload
 from hostguard.model import Delivery, Kind, State, Target
-from hostguard.payload import told
+from hostguard.payload import CHANNEL, SENDER, system_payload, told
 from hostguard.sleep import text_of
 
 # Volute's own.

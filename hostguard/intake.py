@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from hostguard.deliveries import New
 from hostguard.keys import NEW_SESSION, OWN_SESSION, SESSION_MAX, TIME_MAX, own_session
 from hostguard.model import Config, Kind, Mind, Target
+from hostguard.payload import compact
 from hostguard.problems import bad_request, conflict, too_large, unknown
 
 T = TypeVar("T")
@@ -254,7 +254,7 @@ def time(body: Mapping[str, Any], name: str) -> int:
 def encode(payload: Mapping[str, Any], config: Config) -> bytes:
     """A payload as it is stored. Raises Problem."""
     try:
-        raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        raw = compact(payload)
     except UnicodeEncodeError:
         raise bad_request("the message has half of a surrogate pair: it is not text") from None
     except ValueError:

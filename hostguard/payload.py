@@ -6,13 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hostguard.model import Delivery, Kind
+from hostguard.model import Delivery, Kind, Schedule
 
+CHANNEL = "@volute"  # volute.md: how a mind of today knows a message of the system
+SENDER = "volute"
 NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute tells so
 RESIDENT_FIELDS = (
     "channel", "sender", "content", "session", "conversationId", "platform", "isDM", "participants",
     "participantCount", "typing", "interrupt", "instructions", "batch",
 )  # fmt: skip
+
+
+def compact(payload: Mapping[str, Any]) -> bytes:
+    """A payload as it is stored. Raises UnicodeEncodeError, ValueError for what JSON or UTF-8 cannot hold."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def describe(row: Delivery, raw: bytes) -> str:
@@ -31,6 +38,30 @@ def told(payload: Mapping[str, Any]) -> dict[str, Any]:
         return dict(payload)
     sender = payload.get("sender") or "hostguard"
     return {"isDM": True, **payload, "channel": f"@{sender}"}
+
+
+def system_payload(minds: tuple[str, ...], content: Any) -> bytes:
+    """The payload of a message of the guard's own."""
+    return json.dumps(_of_system(minds, content), ensure_ascii=False).encode()
+
+
+def scheduled(schedule: Schedule) -> dict[str, Any]:
+    """The payload of a schedule's message, or of the row of its script."""
+    payload = _of_system((schedule.mind,), f"[{schedule.name}] {schedule.message}")
+    if schedule.script is not None:
+        payload |= {"content": None, "script": schedule.script}
+    return payload
+
+
+def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
+    return {
+        "content": content,
+        "channel": CHANNEL,
+        "sender": SENDER,
+        "isDM": True,
+        "participants": [SENDER, *minds],
+        "interrupt": False,
+    }
 
 
 def note(waited_ms: int, behind: str | None) -> str | None:

@@ -11,7 +11,6 @@ or null, "of": the times that were meant}. Schedules added at run time are setti
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -26,9 +25,9 @@ from hostguard.clock import now_ms
 from hostguard.control import store
 from hostguard.dispatch import named
 from hostguard.events import Event
-from hostguard.followup import system_payload
 from hostguard.manager import CLOCK_CHECK_S, Manager
 from hostguard.model import Kind, Schedule
+from hostguard.payload import scheduled
 from hostguard.problems import Problem
 from hostguard.schedule import LATE_MS, Due, due, next_time
 from hostguard.turns import SCRIPT_SESSION
@@ -258,10 +257,9 @@ class Scheduler:
     def _message(self, schedule: Schedule, key: str | None) -> intake.Message:
         """What a schedule sends. Raises Problem if it is too large."""
         kind, session = Kind.SCHEDULE, schedule.session
-        payload = json.loads(system_payload((schedule.mind,), f"[{schedule.name}] {schedule.message}"))
+        payload = scheduled(schedule)
         if schedule.script is not None:
             kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
-            payload |= {"content": None, "script": schedule.script}
         raw = intake.encode(payload, self._manager.policy.config)
         wish = schedule.while_sleeping
         return intake.Message((schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish)

@@ -209,6 +209,8 @@ BAD_SCHEDULES = [
     ('mind = "m"\ncron = "* * * * *"', "schedules.s", "either message or script", "what?"),
     ('mind = "m"\ncron = "* * * * *"\nmessage = "x"\nscript = "y"', "schedules.s",
      "either message or script", "which of them?"),
+    (f'mind = "m"\ncron = "* * * * *"\nmessage = "{"x" * 1000}"\n[limits]\npayload_max = 1024', "schedules.s",
+     "limits.payload_max", "could never be stored"),
     ('mind = "r"\ncron = "* * * * *"\nscript = "y"', "schedules.s", "r has no user", "who runs it?"),
     ('mind = "guest"\ncron = "* * * * *"\nmessage = "x"', "schedules.s", "takes no messages", "to nothing"),
     ('mind = "m"\ncron = "* * * *"\nmessage = "x"', "schedules.s.cron", "five fields", "a field is missing"),
