@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from hostguard import deliveries, payload, turns
 from hostguard.adopt import Adopter
 from hostguard.clock import now_ms
+from hostguard.dones import Done, Dones
 from hostguard.events import Event
 from hostguard.live import Phase, Resident, Turn
-from hostguard.model import Delivery, Mind, Row
+from hostguard.model import Config, Delivery, Mind, Row
 from hostguard.postman import Outcome, Posted, Postman
 from hostguard.queue import Unavailable
 from hostguard.systemd import SystemdError, SystemdLost
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 # A session's process may be followed by another; a mind that thinks meanwhile tells something now and then.
 GONE_S = 30.0
 DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is about
-REPEAT_S = 2.0  # volute.md: a mind tries its done three times, 0.5 s and 1 s apart
 CHECK_S = 5.0  # between two looks at how busy the turns are
 
 
@@ -49,20 +49,6 @@ class Down:
     tries: int
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A `done` that ended a turn; `at` is time.monotonic()."""
-
-    at: float
-    message_id: str | None
-
-    def repeated(self, message_id: str | None) -> bool:
-        """Whether another one with this id may be the same, tried again."""
-        if message_id is not None:
-            return message_id == self.message_id
-        return time.monotonic() - self.at < REPEAT_S
-
-
 class Residents:
     """Drives the turns of all resident minds."""
 
@@ -72,8 +58,13 @@ class Residents:
         self.adopter = Adopter(self._runner.systemd, self._died, self._runner.cgroup)
         self._postman = Postman()
         self._down: dict[str, Down] = {}
-        self._dones: dict[tuple[str, str], Done] = {}
+        self.dones = Dones(manager.ledger.waiters)
         self._check: asyncio.TimerHandle | None = None
+
+    def use(self, config: Config) -> None:
+        """Be ready for the resident minds of a configuration, if it has any."""
+        if any(mind.url is not None for mind in config.minds.values()):
+            self._postman.open()
 
     async def close(self) -> None:
         """Let go; what is in flight is posted again, with the same key, by the next guard."""
@@ -225,33 +216,32 @@ class Residents:
                 resident.told = True
         self.adopter.look(mind)
 
-    def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> None:
+    def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:
         """The mind is done with a session, or with all of them; the ids only if the mind told them.
 
         Done means that the session is at rest now, whatever it was told before: so also a late one ends the
         session's turn. It may not cover a message that is on its way to the mind at that moment, nor, if it
         repeats the last one, the turn that began since: then the turn ends once it has been quiet.
+
+        Returns those that ended a turn.
         """
+        ended = []
         reason = "the mind said that it is done" + (" with all sessions" if session is None else "")
         for turn, resident in self._runner.live.resident(mind):
             if session not in (None, turn.live.session) or resident.ending is not None:
                 continue
             if turn_id is not None and turn_id != turn.live.id:
                 continue
-            last = self._dones.get((mind, turn.live.session or ""))
-            if turn_id is None and last is not None and not resident.told and last.repeated(message_id):
-                resident.doubtful |= message_id is None
+            if turn_id is None and self.dones.repeats(turn, message_id, resident.told):
+                resident.doubtful |= message_id is None or resident.told
             elif not resident.posted:
                 resident.early = True
             elif resident.feeding is not None:
                 resident.doubtful = True
             else:
                 self.end(turn, turns.Ending("done", reason))
-                self._note_done(mind, turn.live.session or "", message_id)
-
-    def _note_done(self, mind: str, session: str, message_id: str | None) -> None:
-        self._dones = {key: done for key, done in self._dones.items() if done.repeated(None)}
-        self._dones[mind, session] = Done(time.monotonic(), message_id)
+                ended.append(self.dones.note(turn, message_id))
+        return ended
 
     def _died(self, mind: str) -> None:
         for turn, resident in self._runner.live.resident(mind):

@@ -164,7 +164,13 @@ class _Minds:
             residents.heard(mind, session)
             raise
         if type_ == "done" and event.get("endsTurn") is not False:
-            residents.done(mind, session, message_id, request.headers.get("x-hostguard-turn") or None)
+            turn = request.headers.get("x-hostguard-turn") or None
+            ended = residents.done(mind, session, message_id, turn)
+            # If the guard is killed before, there is no answer, and the mind tries again.
+            await residents.dones.stored(ended)
+            answered = not await request.is_disconnected()
+            for done in ended:
+                done.answered = answered
         else:
             residents.heard(mind, session)
         return JSONResponse({"ok": True})

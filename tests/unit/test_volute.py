@@ -27,12 +27,21 @@ class Heard:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.ended: list[Any] = []
+        self.dones = self
+        self.stall: asyncio.Event | None = None
 
     def heard(self, mind: str, session: str | None) -> None:
         self.calls.append(("heard", mind, session))
 
-    def done(self, mind: str, session: str | None, message_id: str | None, turn: str | None) -> None:
+    def done(self, mind: str, session: str | None, message_id: str | None, turn: str | None) -> list[Any]:
         self.calls.append(("done", mind, session, message_id, turn))
+        return self.ended
+
+    async def stored(self, ended: list[Any]) -> None:
+        self.calls += [("stored",)] * bool(ended)
+        if self.stall is not None:
+            await self.stall.wait()
 
 
 class Accepting:
@@ -138,6 +147,27 @@ def test_an_event_is_done_or_heard(body, headers, call):
         answer = await host.post("ann/events", body, **headers)
         assert (answer.status_code, answer.json()) == (200, {"ok": True})
         assert host.heard.calls == [call]
+
+    on_host(work)
+
+
+def test_a_done_is_answered_once_its_end_is_stored_and_counts_as_answered_if_it_was_heard():
+    async def work(host):
+        done = SimpleNamespace(answered=False)
+        host.heard.ended = [done]
+        assert await host.event({"type": "done", "session": "s"}) == 200
+        assert [name for name, *_ in host.heard.calls] == ["done", "stored"]
+        assert done.answered
+        done.answered, host.heard.stall = None, asyncio.Event()
+        with pytest.raises(httpx.TimeoutException):
+            await host.client.post(
+                "/api/minds/ann/events", json={"type": "done"}, timeout=0.2,
+                headers={"Authorization": f"Bearer {TOKENS['ann']}"},
+            )  # fmt: skip
+        await asyncio.sleep(0.2)
+        host.heard.stall.set()
+        await asyncio.sleep(0.2)
+        assert done.answered is False, "the mind went away before"
 
     on_host(work)
 
