@@ -32,10 +32,13 @@ from hostguard.recovery import recover
 from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
 from hostguard.sleeper import Sleeper
-from hostguard.systemd import SystemdLost
+from hostguard.systemd import SystemdError, SystemdLost
 from hostguard.volute import Endpoint
 
 log = logging.getLogger("hostguard")
+
+USAGE = """usage: hostguardd [--user | --version]
+The daemon, configured in /etc/hostguard/hostguard.toml; with --user that of a user's own service manager."""
 
 # Exit codes of the service, as in systemd.exec(5).
 EXIT_FAILURE = 1
@@ -108,7 +111,7 @@ class Daemon:
             await self.kept.start(self.acceptor)
             self.sleeper.start()
             await self.scheduler.start()
-        except (QueueError, SystemdLost) as error:
+        except (QueueError, SystemdError, SystemdLost) as error:
             raise Fatal(str(error)) from error
 
         server = make_server(make_app(self))
@@ -168,6 +171,7 @@ class Daemon:
         self.sleeper.on_session(mind, session, busy)
 
     def _follow_units(self, config: Config) -> None:
+        self.manager.residents.use(config)
         minds = config.minds.values()
         self.manager.runner.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
 
@@ -253,12 +257,12 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"hostguardd {__version__}")
         return
-    if sys.argv[1:]:
+    if sys.argv[1:] == ["--user"]:
+        if not paths.USER:  # the paths are settled by now: begin again
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, paths.USER_MANAGER: "1"})  # noqa: S606
+    elif sys.argv[1:]:
         asked = sys.argv[1:] == ["--help"]
-        print(
-            "usage: hostguardd [--version]\nThe daemon; it is configured in /etc/hostguard/hostguard.toml.",
-            file=sys.stdout if asked else sys.stderr,
-        )
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
         sys.exit(0 if asked else 2)
     os.umask(0o077)
     journal = Journal("hostguardd")

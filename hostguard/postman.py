@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from hostguard.model import Delivery, Mind
+
+if TYPE_CHECKING:
+    import httpx
 
 # volute.md: what a mind of today is given by its own daemon.
 POST_S = 120.0
@@ -40,9 +41,17 @@ def key(row: Delivery) -> str:
 
 
 class Postman:
-    """One client for all minds."""
+    """One client for all minds, from when `open` is called."""
 
     def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    def open(self) -> None:
+        """Have the client ready. httpx costs 65 ms and 7 MB: only a host with a resident mind pays them."""
+        if self._client is not None:
+            return
+        import httpx
+
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(POST_S, connect=CONNECT_S, pool=None),
             # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
@@ -52,6 +61,10 @@ class Postman:
 
     async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
         """POST the message. Does not raise."""
+        import httpx
+
+        self.open()
+        assert self._client is not None
         headers = {
             "Content-Type": "application/json",
             "Idempotency-Key": key(row),
@@ -75,7 +88,8 @@ class Postman:
 
     async def close(self) -> None:
         """Close the client."""
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
 
 async def _start_of(answer: httpx.Response) -> str:

@@ -80,8 +80,11 @@ def test_no_message_overtakes_those_that_a_new_rule_lets_go(tmp_path):
         gated = [(await host.send())[0].id for _ in range(5)]
         host.admitted.clear()  # the invite
         host.routes["bob"] = ALL
+        slow = asyncio.create_task(queue.read(lambda db: time.sleep(0.3)))
+        await asyncio.sleep(0)
         host.gating.changed("bob")
         new, other = await asyncio.gather(host.send(), host.send("@eve"))
+        await slow
         assert [id_ for id_ in host.admitted if id_ != other[0].id] == [*gated, new[0].id]
         assert json.loads((await queue.read(lambda db: deliveries.with_payload(db, gated[0])))[1])
 
