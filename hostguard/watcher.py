@@ -87,7 +87,7 @@ class Watcher:
 
     @contextmanager
     def reader(self) -> Iterator[asyncio.Queue[Sample]]:
-        """A queue that gets each sample from now on, one a second at least; BEHIND_MAX in it: some were lost."""
+        """A queue that gets each sample from now on, one a second at least. Over BEHIND_MAX they are lost."""
         queue: asyncio.Queue[Sample] = asyncio.Queue()
         self._readers.add(queue)
         if self._timer is None:
