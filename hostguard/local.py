@@ -67,7 +67,7 @@ class Bus:
         from pystemd.dbuslib import DBus
 
         self._error = DBusBaseError
-        self._bus = DBus(user_mode=os.environ.get("HOSTGUARD_USER_MANAGER") == "1")
+        self._bus = DBus(user_mode=paths.USER)
         self.results: dict[str, str] = {}  # unit -> result of its last job, once `watch` was called
         try:
             self._bus.open()
@@ -217,7 +217,7 @@ def enter_scope(
     `deadline` is in monotonic seconds; `on_held` gets reason and blocker of each hold. Needs root.
     Raises CliError, with HELD when the deadline passed.
     """
-    if os.geteuid() != 0 and os.environ.get("HOSTGUARD_USER_MANAGER") != "1":
+    if os.geteuid() != 0 and not paths.USER:
         raise NotRunning(
             "hostguard is not running: systemctl start hostguard (without it, only root can run turns)"
         )

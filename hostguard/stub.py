@@ -133,9 +133,10 @@ def _become(spec: dict[str, Any]) -> None:
         file.write("0")
     os.umask(0o022)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setgroups(spec["groups"])
-    os.setresgid(spec["gid"], spec["gid"], spec["gid"])
-    os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+    if os.geteuid() == 0:  # under a user's own service manager all are that user
+        os.setgroups(spec["groups"])
+        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
     os.chdir(spec["cwd"])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from dbus_next import BusType, Message, MessageType, Variant
 from dbus_next.aio import MessageBus
 
+from hostguard import paths
 from hostguard.units import Property, parse_turn_unit, slice_mind
 
 log = logging.getLogger(__name__)
@@ -263,11 +263,11 @@ class Systemd:
     # -- the connection
 
     async def _connect(self) -> asyncio.Task[None]:
-        user = os.environ.get("HOSTGUARD_USER_MANAGER") == "1"
+        bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
         try:
-            bus = await _Bus(bus_type=BusType.SESSION if user else BusType.SYSTEM).connect()
+            bus = await _Bus(bus_type=bus_type).connect()
         except (OSError, EOFError) as error:
-            raise SystemdLost(f"cannot reach the system bus: {error}") from error
+            raise SystemdLost(f"cannot reach the {bus_type.name.lower()} bus: {error}") from error
         self._bus = bus
         bus.add_message_handler(self._on_message)
         lost = asyncio.create_task(self._wait_lost(bus))

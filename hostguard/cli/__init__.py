@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -83,7 +84,21 @@ class LazyGroup(click.Group):
                     formatter.write_dl(lines)
 
 
+def _user(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Before a verb is imported, and with it the paths."""
+    if value:
+        os.environ["HOSTGUARD_USER_MANAGER"] = "1"
+
+
 @click.command(cls=LazyGroup, epilog=EPILOG)
+@click.option(
+    "--user",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_user,
+    help="Ask the hostguardd of this user's own service manager.",
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Keeps a small host alive while several AI minds work on it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from hostguard.cli.show import safe
@@ -31,8 +33,9 @@ class CliError(Exception):
 class NotRunning(CliError):
     """Nothing answers on the daemon's socket."""
 
-    def __init__(self, message: str = "hostguard is not running: systemctl start hostguard") -> None:
-        super().__init__(message, NOT_RUNNING)
+    def __init__(self, message: str = "") -> None:
+        systemctl = "systemctl --user" if os.environ.get("HOSTGUARD_USER_MANAGER") == "1" else "systemctl"
+        super().__init__(message or f"hostguard is not running: {systemctl} start hostguard", NOT_RUNNING)
 
 
 class ConnectionLost(CliError):
