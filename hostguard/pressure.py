@@ -304,7 +304,8 @@ def _window(state: State, settings: Settings) -> float:
 def _next_step(state: State, sample: Sample, settings: Settings) -> float | None:
     if state.cap is None or state.level is not Level.CALM or (sample.cap is None and sample.live < state.cap):
         return None
-    calm = sample.at + _window(state, settings) - state.calm
+    counted = sample.at if state.base is None else state.base.at
+    calm = counted + _window(state, settings) - state.calm
     rest = state.changes[1 - CHANGES] + MINUTE if len(state.changes) >= CHANGES - 1 else 0.0
     return max(calm, rest)
 
