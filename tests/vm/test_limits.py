@@ -121,7 +121,7 @@ def test_a_running_turn_is_given_another_limit(machine: Machine) -> None:
         begin, end, before, after = map(float, machine.sh(window).split())
         measured.append((after - before) / (end - begin))
     machine.systemctl("stop", cgroup.rpartition("/")[2])
-    machine.done(row, state="cancelled")
+    machine.done(row)
     assert measured == [near(BANDWIDTH), near(OTHER_BANDWIDTH)]
 
 
