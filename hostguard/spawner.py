@@ -1,4 +1,9 @@
-"""The guard's side of stub.py: keeps stubs ready, and hands one out for each turn."""
+"""The guard's side of stub.py: keeps stubs ready, and hands one out for each turn.
+
+The fork server is a transient service of its own: what the guard forked itself would inherit its sandbox, and
+a turn is to run as if its mind had started it. systemd alone can start a process outside of it. The server
+ends with the guard, so that both are always of one version.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +11,22 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import select
 import socket
-import subprocess
 import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hostguard import journal, turns
+from hostguard import journal, turns, units
 from hostguard.model import Mind
-from hostguard.units import turn_unit
+from hostguard.systemd import Systemd, SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
 STUB = Path(__file__).with_name("stub.py")
-# With vfork a thread that starts a process holds Python's lock until the program is read: on a stalled disk
-# that would stop the event loop, too.
-subprocess._USE_VFORK = False  # type: ignore[misc]
-
 READY = 2  # stubs that wait: as many turns as a small host starts at once
 TAKE_S = 10.0  # a fork takes a millisecond; longer, and the host cannot start processes
 
@@ -77,28 +78,28 @@ class Stub:
 
 
 class Spawner:
-    """Starts the fork server and asks it for stubs."""
+    """Has systemd start the fork server, and asks it for stubs."""
 
-    def __init__(self) -> None:
+    def __init__(self, systemd: Systemd) -> None:
+        self._systemd = systemd
         self._control: socket.socket | None = None
         self._ready: deque[Stub] = deque()
         self._waiting: deque[asyncio.Future[Stub]] = deque()
         self._reviving = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start the fork server, and the first stubs. Raises OSError."""
+        """Start the fork server, and the first stubs. Raises OSError, SystemdError, SystemdLost."""
         self._loop = asyncio.get_running_loop()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-I", "-S", str(STUB), str(theirs.fileno())]
+        unit = f"hostguard-spawner-{secrets.token_hex(4)}.service"  # an earlier one may not be gone yet
+        properties = units.spawner_properties([sys.executable, "-I", "-S", str(STUB)])
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = await asyncio.to_thread(
-                subprocess.Popen,
-                argv,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={"LANG": "C.UTF-8"},
-                cwd="/",
-            )
+            try:
+                await self._systemd.start_service(unit, properties, theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        self._control = ours
         for _ in range(READY):
             self._ask()
 
@@ -129,12 +130,16 @@ class Spawner:
 
     async def _revive(self) -> None:
         async with self._reviving:
-            if self._server.poll() is None:
-                return
-            log.error("the fork server ended with status %s; starting another", self._server.returncode)
             assert self._control is not None
-            self._control.close()
-            await self.start()
+            if not _readable(self._control.fileno()):  # it says nothing: readable is its end
+                return
+            log.error("the fork server ended; starting another")
+            before = self._control
+            try:
+                await self.start()
+            except (SystemdError, SystemdLost) as error:
+                raise OSError(f"the fork server cannot be started: {error}") from error
+            before.close()
 
     def _ask(self) -> None:
         assert self._control is not None
@@ -161,8 +166,12 @@ class Spawner:
 
 def exited(pidfd: int) -> bool:
     """Whether the process behind the pidfd has ended."""
+    return _readable(pidfd)
+
+
+def _readable(fd: int) -> bool:
     poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
+    poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))
 
 
@@ -187,7 +196,7 @@ def release(stub: Stub, mind: Mind, work: turns.Work, turn: str, cgroup: Path) -
         "groups": mind.groups,
         "cgroup": str(cgroup),
     }
-    output = journal.stream(mind.name, turn_unit(mind.name, turn))
+    output = journal.stream(mind.name, units.turn_unit(mind.name, turn))
     try:
         stub.release(spec, work.stdin, turns.record_path(turn), output)
     finally:

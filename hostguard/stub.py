@@ -1,11 +1,12 @@
 """The process in which a turn of an exec mind begins. Runs apart from hostguard, without its modules.
 
 A fork server, started with the guard, keeps stubs ready: forking it takes a fraction of what forking the
-guard would, and nothing of it happens on the guard's event loop. A stub waits until its scope is up; the
-guard's word is one message with four descriptors: what to run, its stdin, the exit record, its output.
-Then it becomes the mind's user, runs the command, and records how it ended, whether or not the guard
-still lives. For a turn that is posted to a resident mind the stub is the scope's anchor: it only waits,
-until it is killed. If the guard dies before the word, the stub leaves without having run anything.
+guard would, nothing of it happens on the guard's event loop, and nothing of the guard's sandbox is inherited.
+A stub waits until its scope is up; the guard's word is one message with four descriptors: what to run, its
+stdin, the exit record, its output. Then it becomes the mind's user, runs the command, and records how it
+ended, whether or not the guard still lives. For a turn that is posted to a resident mind the stub is the
+scope's anchor: it only waits, until it is killed. If the guard dies before the word, the stub leaves without
+having run anything.
 The record's format is read by turns.parse_record.
 """
 
@@ -18,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import Any, NoReturn
 
@@ -163,4 +163,8 @@ def account(cgroup: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # so that no descriptor that comes later is 0: a turn's is made its own
+    os.close(null)
+    serve(control)

@@ -152,22 +152,40 @@ class Systemd:
 
         Raises SystemdError if systemd refuses, SystemdLost if it is not known whether the scope came up.
         """
-        variants = [[name, Variant(signature, value)] for name, signature, value in properties]
-        body = [unit, "fail", variants, []]
-        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body)
+        await self._start_transient(unit, properties)
         if self._listing.locked():
             self._meanwhile[unit] = True
+
+    async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
+        """Start a transient service with this descriptor as its standard input.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], [stdin])
 
     async def start_unit(self, unit: str) -> None:
         """Start a service and wait for it. Raises SystemdError, SystemdLost."""
         await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
 
+    async def _start_transient(
+        self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
+    ) -> None:
+        variants = [[name, Variant(signature, value)] for name, signature, value in properties]
+        body = [unit, "fail", variants, []]
+        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
+
     async def _start(
-        self, unit: str, seconds: float, member: str, signature: str, body: Sequence[Any]
+        self,
+        unit: str,
+        seconds: float,
+        member: str,
+        signature: str,
+        body: Sequence[Any],
+        fds: Sequence[int] = (),
     ) -> None:
         job = self._jobs[unit] = _Job()
         try:
-            [path] = await self._call(member, signature, body)
+            [path] = await self._call(member, signature, body, fds=fds)
             job.is_at(path)
             result = await asyncio.wait_for(job.result, seconds)
         except TimeoutError:
@@ -241,11 +259,14 @@ class Systemd:
         interface: str = MANAGER,
         path: str = PATH,
         destination: str = NAME,
+        fds: Sequence[int] = (),
     ) -> list[Any]:
         bus = self._bus
         if bus is None:
             raise SystemdLost("not connected to systemd")
-        message = Message(destination, path, interface, member, signature=signature, body=list(body))
+        message = Message(
+            destination, path, interface, member, signature=signature, body=list(body), unix_fds=list(fds)
+        )
         try:
             reply = await asyncio.wait_for(bus.call(message), CALL_S)
         except TimeoutError:
@@ -265,7 +286,7 @@ class Systemd:
     async def _connect(self) -> asyncio.Task[None]:
         bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
         try:
-            bus = await _Bus(bus_type=bus_type).connect()
+            bus = await _Bus(bus_type=bus_type, negotiate_unix_fd=True).connect()
         except (OSError, EOFError) as error:
             raise SystemdLost(f"cannot reach the {bus_type.name.lower()} bus: {error}") from error
         self._bus = bus

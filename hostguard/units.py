@@ -118,3 +118,20 @@ def scope_properties(
     if limits.max_turn is not None:
         props.append(("RuntimeMaxUSec", "t", int(limits.max_turn * 1_000_000)))
     return props
+
+
+def spawner_properties(argv: Sequence[str]) -> list[Property]:
+    """Properties of the service that turns' commands are forked from, as `scope_properties`.
+
+    It is protected as hostguard.service is, and has no sandbox: the turns would inherit it.
+    """
+    return [
+        ("Description", "s", "Starts the turns of AI minds for hostguard"),
+        ("Type", "s", "exec"),
+        ("ExecStart", "a(sasb)", [[argv[0], list(argv), False]]),
+        ("Environment", "as", ["LANG=C.UTF-8"]),
+        ("CollectMode", "s", "inactive-or-failed"),
+        ("OOMScoreAdjust", "i", -900),
+        ("CPUWeight", "t", 1000),
+        ("IOWeight", "t", 1000),
+    ]

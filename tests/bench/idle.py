@@ -66,7 +66,12 @@ def watch(daemon: common.Daemon) -> dict[str, int]:
     assert caller.ask("GET", f"/v1/deliveries/{row['id']}?wait_s=10")["state"] == "done"
     caller.socket.close()
     common.run("tsp", "true")
-    (server,) = psutil.Process(daemon.pid).children()
+    (unit,) = common.run(
+        "systemctl", "list-units", "--plain", "--no-legend", "hostguard-spawner-*"
+    ).splitlines()
+    server = psutil.Process(
+        int(common.run("systemctl", "show", "--value", "--property=MainPID", unit.split()[0]))
+    )
     return {
         "hostguardd": daemon.pid,
         "its fork server": server.pid,

@@ -103,7 +103,8 @@ class Host:
     """What the guard has for a turn of a resident mind. Every scope is told gone by its cgroup alone."""
 
     def __init__(self) -> None:
-        self.systemd, self.spawner = Systemd(self), Spawner()
+        self.systemd = Systemd(self)
+        self.spawner = Spawner(self.systemd)
         self.died: list[str] = []
         self.adopter = Adopter(self.systemd, self.died.append, self.cgroup)
         self.anchors: dict[str, int] = {}
@@ -131,8 +132,8 @@ class Host:
 
     async def close(self) -> None:
         self.adopter.close()
-        await self.systemd.close()
         self.spawner.close()
+        await self.systemd.close()
 
     def systemd_up(self, scopes: object) -> None: ...
     def systemd_down(self) -> None: ...
@@ -145,13 +146,12 @@ class Host:
 @asynccontextmanager
 async def a_host() -> AsyncIterator[Host]:
     host = Host()
-    await host.spawner.start()
     await host.systemd.start()
+    await host.spawner.start()
     try:
         yield host
     finally:
         await host.close()
-        host.spawner._server.wait(10)
 
 
 async def until(happened: Callable[[], object], seconds: float = 10) -> None:

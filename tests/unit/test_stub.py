@@ -24,9 +24,8 @@ class Server:
 
     def __init__(self):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-I", "-S", str(STUB), str(theirs.fileno())]
         with theirs:
-            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(STUB)], stdin=theirs)
 
     def stub(self):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

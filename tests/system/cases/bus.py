@@ -6,6 +6,7 @@ The bus itself cannot be killed in a guest: the command that the guest runs is o
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
@@ -86,9 +87,13 @@ class Bus:
 
 def _pass_on(source: socket.socket, target: socket.socket, flow: threading.Event) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
+        while (told := socket.recv_fds(source, 65536, 8))[0]:
+            data, fds, _, _ = told
             flow.wait()
-            target.sendall(data)
+            sent = socket.send_fds(target, [data], fds) if fds else 0
+            target.sendall(data[sent:])
+            for fd in fds:
+                os.close(fd)
     for sock in (source, target):
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
