@@ -11,6 +11,7 @@ import stat
 import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from hostguard import paths
 from hostguard.keys import KEYS, NAME_FAULTS, Key
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.payload import compact, scheduled
-from hostguard.pressure import Settings
+from hostguard.pressure import Settings, settings_fault
 
 FILE_MAX = 1 << 20  # bytes
+GROUPS = Path("/etc/group")
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
 
 KeyPath = tuple[str, ...]
@@ -264,13 +266,8 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
 
 def _pressure(table: dict[str, Any], reading: _Reading) -> Settings:
     settings = Settings(**table)
-    if settings.calm_await >= settings.strained_await:
-        key = "calm_await" if "calm_await" in table else "strained_await"
-        reading.refuse(
-            ("pressure", key),
-            f"calm_await ({settings.calm_await:g} s) must be below strained_await"
-            f" ({settings.strained_await:g} s)",
-        )
+    if fault := settings_fault(settings):
+        reading.refuse(("pressure",), fault)
     return settings
 
 
@@ -351,8 +348,15 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: _Read
         limits=limits,
         uid=entry.pw_uid,
         gid=entry.pw_gid,
-        groups=tuple(os.getgrouplist(user, entry.pw_gid)),
+        groups=_groups(user, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
         **{"directory": entry.pw_dir or "/", **own},
     )
+
+
+def _groups(user: str, gid: int) -> tuple[int, ...]:
+    # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
+    with suppress(OSError):
+        GROUPS.read_bytes()
+    return tuple(os.getgrouplist(user, gid))
