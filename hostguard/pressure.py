@@ -49,6 +49,15 @@ class Settings:
     tighten: int | None = None  # bytes/s all turns may write together while not calm; None: left alone
 
 
+def settings_fault(settings: Settings) -> str | None:
+    """What is wrong with settings that are right each by itself, or None."""
+    if settings.calm_await >= settings.strained_await:
+        return (
+            f"calm_await {settings.calm_await:g} s is not below strained_await {settings.strained_await:g} s"
+        )
+    return None
+
+
 TICK = 1.0  # seconds between samples while turns run, or it is not calm
 FAST_TICK = 0.25  # while the disk is at work, so that a stall is seen soon after stall_after
 SPAN = 0.9  # seconds: what is judged as slow or calm lasts at least this, a tick that came early
