@@ -28,6 +28,7 @@ VERBS = {
         "dead": "Show dead letters, try them again, or drop them",
         "logs": "Show what a turn, or a mind's turns, wrote",
         "events": "Show holds, starts, ends and changes as they happen",
+        "pressure": "Show how the disk is and how many turns that allows; record and replay it",
     },
     "Steer": {
         "stop": "Stop a live turn",
@@ -41,6 +42,7 @@ VERBS = {
         "schedule": "Show, add and remove schedules: messages and scripts at set times",
     },
     "Set up": {
+        "doctor": "Check what this host can enforce, and how to mend it",
         "config": "Check or show the configuration",
         "route": "Explain the routes of a mind",
         "mind": "Set up one mind",

@@ -1,0 +1,80 @@
+"""Where `hostguard pressure record` has its samples from."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hostguard import __version__, client, config, device, paths
+from hostguard.cli.errors import CliError
+from hostguard.model import Config
+from hostguard.pressure import TICK, Settings, State, step
+from hostguard.samples import Sample
+from hostguard.trace import Head, sample_of, settings_of
+
+if TYPE_CHECKING:
+    from hostguard.sampling import Sampler
+
+
+def from_daemon(seconds: float) -> tuple[Head, Iterator[Sample]]:
+    """What the daemon remembers of the last minutes, and what it sees for so long. Raises CliError."""
+    answer = client.call("GET", "/v1/pressure")
+    settings = settings_of(client.call("GET", "/v1/config")["pressure"])
+    return _head(answer["device"]["name"], settings), _remembered(answer["samples"], seconds)
+
+
+def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
+    end = time.monotonic() + seconds
+    seen = -1.0
+    for value in before:
+        seen = value["at"]
+        yield sample_of(value)
+    if not seconds:
+        return
+    # The daemon looks at least once a second while somebody records.
+    with client.stream("GET", "/v1/pressure/samples", read_s=10 * TICK) as lines:
+        for line in lines:
+            value = json.loads(line)
+            if value["at"] > seen:
+                yield sample_of(value)
+            if time.monotonic() >= end:
+                return
+
+
+def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
+    """What there is to see without the daemon, for so long. Raises CliError."""
+    from hostguard import local  # most often there is a daemon
+    from hostguard.sampling import Sampler
+
+    try:
+        found = config.load()
+    except config.ConfigError as error:
+        raise CliError(str(error)) from None
+    disk = device.choose(found.device_path, paths.STATE)
+    if disk.name is None:
+        raise CliError(f"there is no disk to look at: {disk.reason}")
+    live = 0
+    with suppress(CliError), local.Bus() as bus:  # a host without systemd has no turns
+        live = len(local.live_scopes(bus))
+    return _head(disk.name, found.pressure), _looks(Sampler(disk), live, found, seconds)
+
+
+def _looks(sampler: Sampler, live: int, found: Config, seconds: float) -> Iterator[Sample]:
+    """As often as the daemon would look."""
+    end, state = time.monotonic() + seconds, State()
+    while True:
+        sample = sampler.sample(live, found.global_concurrent_turns)
+        state = step(state, sample, found.pressure)
+        yield sample
+        pause = min(state.wait, TICK, end - time.monotonic())
+        if pause <= 0:
+            return
+        time.sleep(pause)
+
+
+def _head(name: str | None, settings: Settings) -> Head:
+    return Head(__version__, name, os.uname().release, settings)
