@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hostguard import client
 from hostguard.cli.errors import CliError, NotRunning
@@ -14,20 +15,35 @@ from hostguard.cli.show import safe
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
 
-def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of minds for shell completion; none if the daemon does not answer at once."""
     at = "@" if incomplete.startswith("@") else ""
-    return _starting(incomplete, [at + mind["name"] for mind in _live("/v1/minds", "minds")])
+    return _starting(incomplete, [(at + mind["name"], "") for mind in _live("/v1/minds", "minds")])
 
 
-def complete_turns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of minds as a message is addressed to them, "@name", for shell completion."""
+    wanted = incomplete if incomplete.startswith("@") else f"@{incomplete}"
+    return complete_minds(ctx, param, wanted)
+
+
+def complete_turns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Ids of live turns for shell completion."""
-    return _starting(incomplete, [turn["id"] for turn in _live("/v1/turns", "turns")])
+    return _starting(incomplete, [(turn["id"], mind_session(turn)) for turn in _live("/v1/turns", "turns")])
 
 
-def complete_rows(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of deliveries in the queue for shell completion."""
-    return _starting(incomplete, [row["id"] for row in _live("/v1/deliveries", "deliveries")])
+def complete_rows(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids of deliveries that wait or are in a turn for shell completion."""
+    return _starting(incomplete, _rows("/v1/deliveries"))
+
+
+def complete_dead(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids of dead letters for shell completion."""
+    return _starting(incomplete, _rows("/v1/deliveries?state=dead"))
+
+
+def _rows(path: str) -> list[tuple[Any, str]]:
+    return [(row["id"], f"{mind_session(row)} {row['state']}") for row in _live(path, "deliveries")]
 
 
 def _live(path: str, name: str) -> list[Any]:
@@ -38,8 +54,13 @@ def _live(path: str, name: str) -> list[Any]:
     return found
 
 
-def _starting(incomplete: str, names: list[Any]) -> list[str]:
-    return [text for name in names if (text := str(name)).startswith(incomplete)]
+def _starting(incomplete: str, found: list[tuple[Any, str]]) -> list[CompletionItem]:
+    """Those that begin so, each with a note for shells that show one. A turn that is not ours has no id."""
+    return [
+        CompletionItem(str(name), help=note)
+        for name, note in found
+        if name is not None and str(name).startswith(incomplete)
+    ]
 
 
 def print_json(value: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import complete_minds, each, json_option, print_json
+from hostguard.cli.common import complete_dead, complete_minds, each, json_option, print_json
 from hostguard.cli.queue import LIMIT_MAX, ended
 from hostguard.cli.show import clock, table, terminal_width
 
-ids_argument = click.argument("ids", metavar="[ID]...", type=int, nargs=-1)
+ids_argument = click.argument("ids", metavar="[ID]...", type=int, nargs=-1, shell_complete=complete_dead)
 all_option = click.option("--all", "all_", is_flag=True, help="All dead letters, or all of --mind.")
 mind_option = click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
 

@@ -7,17 +7,25 @@ import re
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from hostguard import client
-from hostguard.cli.common import complete_minds
+from hostguard.cli.common import complete_minds, complete_turns
 from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
 from hostguard.units import mind_slice
 
 _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
 
 
+def complete_turns_and_minds(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Both, for shell completion."""
+    return complete_turns(ctx, param, incomplete) + complete_minds(ctx, param, incomplete)
+
+
 @click.command()
-@click.argument("what", metavar="TURN|MIND", shell_complete=complete_minds)
+@click.argument("what", metavar="TURN|MIND", shell_complete=complete_turns_and_minds)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
 def command(what: str, follow: bool, lines: int | None) -> NoReturn:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from hostguard.cli.common import complete_rows, each, json_option
+from hostguard.cli.common import complete_dead, each, json_option
 
 
 @click.command()
-@click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_rows)
+@click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_dead)
 @json_option
 def command(ids: tuple[int, ...], as_json: bool) -> int:
     """Queue deliveries again.

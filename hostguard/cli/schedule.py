@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import complete_minds, json_option, mind_session, print_json
+from hostguard.cli.common import complete_addresses, json_option, mind_session, print_json
 from hostguard.cli.errors import CliError
 from hostguard.cli.show import clock, safe, table, terminal_width
 from hostguard.cli.when import as_duration, as_time
@@ -72,7 +72,7 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.argument("mind", metavar="@MIND", shell_complete=complete_minds)
+@click.argument("mind", metavar="@MIND", shell_complete=complete_addresses)
 @click.option("--cron", metavar="SPEC", help='"minute hour day month weekday".')
 @click.option("--at", metavar="WHEN", callback=as_time, help="Once, at this time.")
 @click.option("--message", metavar="TEXT", help="What the mind is sent.")

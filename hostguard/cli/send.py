@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import complete_minds, hold_text, json_option, mind_session, print_json
+from hostguard.cli.common import complete_addresses, hold_text, json_option, mind_session, print_json
 from hostguard.cli.errors import FAILED, HELD, CliError
 from hostguard.cli.queue import ended
 from hostguard.cli.show import ms, safe
@@ -21,7 +21,7 @@ FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 
 
 @click.command()
-@click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_minds)
+@click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_addresses)
 @click.argument("text", metavar="[TEXT|-]", required=False)
 @click.option("--session", help='The conversation; else the mind\'s routes say, or "main". "$new": its own.')
 @click.option("--sender", help="Who it is from.")
