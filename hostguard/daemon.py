@@ -100,6 +100,7 @@ class Daemon:
             if self.queue.notice:
                 log.critical("%s", self.queue.notice)
                 self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
+            await self.manager.residents.use(config)
             self.manager.policy = Policy(config, kept, boot_id())
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
@@ -152,6 +153,8 @@ class Daemon:
                 self.notifier.send("READY=1", f"STATUS={self._status_line()}")
                 raise
             self._reload_failed = False
+            await self.manager.residents.use(config)
+            await self._lock_memory()
             self.manager.policy.config = config
             self.manager.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
@@ -171,7 +174,6 @@ class Daemon:
         self.sleeper.on_session(mind, session, busy)
 
     def _follow_units(self, config: Config) -> None:
-        self.manager.residents.use(config)
         minds = config.minds.values()
         self.manager.runner.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
 

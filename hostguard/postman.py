@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hostguard.model import Delivery, Mind
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 POST_S = 120.0
 CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
 REPLY_MAX = 64 << 10  # bytes of an answer that are read
+# What httpx would import, on the event loop, when it first connects: by its version the one or the other.
+LATE = ("httpcore.backends.asyncio", "httpcore._backends.anyio")
 
 
 class Outcome(StrEnum):
@@ -47,12 +51,19 @@ class Postman:
         self._client: httpx.AsyncClient | None = None
 
     def open(self) -> None:
-        """Have the client ready. httpx costs 65 ms and 7 MB: only a host with a resident mind pays them."""
+        """Have the client ready. httpx costs 65 ms and 7 MB: only a host with a resident mind pays them.
+
+        Blocks: reads modules from the disk.
+        """
         if self._client is not None:
             return
         import httpx
 
+        for module in LATE:
+            with suppress(ImportError):
+                import_module(module)
         self._client = httpx.AsyncClient(
+            verify=False,  # noqa: S501  # minds have http only: no certificates to read
             timeout=httpx.Timeout(POST_S, connect=CONNECT_S, pool=None),
             # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
             limits=httpx.Limits(max_keepalive_connections=0),

@@ -61,10 +61,10 @@ class Residents:
         self.dones = Dones(manager.ledger.waiters)
         self._check: asyncio.TimerHandle | None = None
 
-    def use(self, config: Config) -> None:
+    async def use(self, config: Config) -> None:
         """Be ready for the resident minds of a configuration, if it has any."""
         if any(mind.url is not None for mind in config.minds.values()):
-            self._postman.open()
+            await asyncio.to_thread(self._postman.open)
 
     async def close(self) -> None:
         """Let go; what is in flight is posted again, with the same key, by the next guard."""
