@@ -1,11 +1,16 @@
-"""The guest's kernel has no controllers for cgroup version 2: systemd takes every limit, and none is applied."""
+"""The guest's kernel has no controllers for cgroup version 2: systemd takes every limit, and none is applied.
+
+And what the doctor says of it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from guard import Guard
+from guard import Guard, run
 from guarded import GuardedHost
 
 ENFORCEMENT = "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70424"
@@ -61,3 +66,36 @@ def test_status_has_one_line_of_it_and_none_when_no_limit_is_set(host: GuardedHo
     host.guard.reload()
     assert labels(host) == {}
     assert "Enforced" not in host.guard.cli("status").stdout
+
+
+def examined(guard: Guard) -> dict[str, Any]:
+    done = guard.cli("doctor", "--json", check=False)
+    assert done.returncode == 1, done
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_the_doctor_tells_what_the_daemon_read_back_and_works_without_it(host: GuardedHost) -> None:
+    host.done(host.send("@ada", "x"))
+    checks = examined(host.guard)
+    assert checks["limits"]["level"] == checks["io_controller"]["level"] == "problem"
+    assert all(name in checks["limits"]["found"] for name in NAMES)
+    assert checks["daemon"]["level"] == "warning"  # the test did not enable it
+    assert (checks["cgroup"]["level"], checks["strays"]["level"]) == ("ok", "ok")
+    assert int(checks["systemd"]["found"].split()[1]) >= 252
+
+    host.guard.stop()
+    run("systemctl", "stop", "hostguard.socket")
+    alone = examined(host.guard)
+    assert (alone["daemon"]["level"], alone["daemon"]["found"]) == ("problem", "it does not run")
+    assert alone["limits"] == checks["limits"]
+    shown = host.guard.cli("doctor", check=False).stdout.splitlines()
+    assert shown[0].split()[0] == "problem"
+    assert shown[-1].startswith(("ok", " "))
+
+
+def test_the_doctor_finds_what_got_away_from_its_turn(host: GuardedHost) -> None:
+    run("systemd-run", "--unit=away", "--setenv=HOSTGUARD_TURN=9", "sleep", "300")
+    try:
+        assert "sleep in away.service" in examined(host.guard)["strays"]["found"]
+    finally:
+        run("systemctl", "stop", "away.service")
