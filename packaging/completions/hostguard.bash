@@ -1,9 +1,8 @@
 # Completion of hostguard for bash. The command itself knows it, through click; names of minds, turns and rows
-# come from the running daemon. It uses bash-completion.
+# come from the running daemon. It uses bash-completion, with which "@" begins no word of its own.
 _hostguard() {
     local cur words cword kind value
-    # "@" begins a mind's name; bash would take it for a word of its own.
-    _get_comp_words_by_ref -n '@:=' cur words cword || return
+    _get_comp_words_by_ref -n ':=' cur words cword || return
     while IFS=, read -r kind value; do
         case $kind in
             plain) COMPREPLY+=("$(printf '%q' "$value")") ;;
@@ -11,9 +10,6 @@ _hostguard() {
             file) compopt -o default ;;
         esac
     done < <(COMP_WORDS="${words[*]}" COMP_CWORD=$cword _HOSTGUARD_COMPLETE=bash_complete "$1" 2>/dev/null)
-    # What stands before the last of bash's own word breaks is not replaced.
-    if [[ $cur == *@* && $COMP_WORDBREAKS == *@* ]]; then
-        COMPREPLY=("${COMPREPLY[@]#"${cur%"${cur##*@}"}"}")
-    fi
+    __ltrim_colon_completions "$cur"
 }
 complete -o nosort -F _hostguard hostguard

@@ -122,7 +122,9 @@ CASES = [
     ("hostguard pause ad", "hostguard pause ada "),
     ("hostguard pause @ad", "hostguard pause @ada "),
     ("hostguard pause bi", r"hostguard pause big:\ mind "),
+    ("hostguard pause big:", r"hostguard pause big:\ mind "),
     ("hostguard run --mind a", "hostguard run --mind ada "),
+    ("hostguard run --mind=a", "hostguard run --mind=ada "),
     ("hostguard why ", "hostguard why "),  # two rows: there is a choice
     ("hostguard why 2", "hostguard why 2 "),
     ("hostguard stop ", "hostguard stop 1 "),
