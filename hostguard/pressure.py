@@ -333,4 +333,4 @@ def _wait(state: State, sample: Sample, settings: Settings) -> float:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

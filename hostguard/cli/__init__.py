@@ -28,7 +28,7 @@ VERBS = {
         "dead": "Show dead letters, try them again, or drop them",
         "logs": "Show what a turn, or a mind's turns, wrote",
         "events": "Show holds, starts, ends and changes as they happen",
-        "pressure": "Show how the disk is and how many turns that allows; record and replay it",
+        "pressure": "Show how the disk is, how many turns that allows and why, and the last changes",
     },
     "Steer": {
         "stop": "Stop a live turn",

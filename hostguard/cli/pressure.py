@@ -19,7 +19,7 @@ from hostguard.cli.common import json_option, print_json
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.show import clock, duration, fields, safe, table, terminal_width
 from hostguard.cli.when import as_duration
-from hostguard.pressure import State
+from hostguard.pressure import Settings, State
 from hostguard.samples import Sample
 from hostguard.trace import TraceError, head_line, read, replay, sample_line, settings_of
 
@@ -91,10 +91,12 @@ def _cap(cap: int | None) -> str:
 def _watch(as_json: bool) -> None:
     """One line a second, as vmstat does: it can be piped and kept."""
     line = "{:19}  {:8}  {:>4}  {:>4}  {:>9}  {:>9}  {:>6}  {}"
-    if not as_json:
-        click.echo(line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE"))
+    titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE")
     while True:
         answer = client.call("GET", "/v1/pressure")
+        if titles and not as_json:
+            click.echo(titles)
+        titles = ""
         if as_json:
             click.echo(json.dumps({name: value for name, value in answer.items() if name != "samples"}))
         else:
@@ -194,8 +196,7 @@ def replay_(file: BinaryIO, changes: tuple[str, ...], as_json: bool) -> None:
     """
     try:
         head, samples = read(file)
-        given = {name: value for name, value in asdict(head.settings).items() if value is not None}
-        settings = settings_of({**given, **dict(map(_setting, changes))})
+        settings = _changed(head.settings, changes)
         shown = list(_shown(replay(samples, settings)))
     except TraceError as error:
         raise CliError(f"{file.name}: {error}") from None
@@ -215,6 +216,14 @@ def replay_(file: BinaryIO, changes: tuple[str, ...], as_json: bool) -> None:
     ]
     click.echo(f"device {safe(head.device)}, Linux {safe(head.kernel)}, hostguard {safe(head.version)}\n")
     click.echo(table(("SECONDS", "LEVEL", "CAP", "ADMIT", "LIVE", "EVIDENCE"), rows, terminal_width()))
+
+
+def _changed(settings: Settings, changes: tuple[str, ...]) -> Settings:
+    given = {name: value for name, value in asdict(settings).items() if value is not None}
+    try:
+        return settings_of({**given, **dict(map(_setting, changes))})
+    except TraceError as error:
+        raise click.BadParameter(str(error), param_hint="--set") from None
 
 
 def _setting(text: str) -> tuple[str, Any]:
