@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,7 +169,7 @@ def say_go(path: Path) -> bool:
 @contextmanager
 def drop_in(setting: str) -> Iterator[None]:
     """A line for the [Service] section of hostguard.service, for as long as a test takes."""
-    file = Path(f"/run/systemd/system/{UNIT}.d/case.conf")
+    file = Path(f"/run/systemd/system/{UNIT}.d/case-{secrets.token_hex(4)}.conf")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"[Service]\n{setting}\n")
     systemctl("daemon-reload")
