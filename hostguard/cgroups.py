@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from hostguard import paths
+
 
 def find_root(root: Path = Path("/")) -> Path:
     """Where cgroup version 2 is mounted: with a hybrid hierarchy (old hosts) beside version 1."""
@@ -18,6 +20,14 @@ def find_root(root: Path = Path("/")) -> Path:
 
 
 ROOT = find_root()
+
+
+def of_manager(root: Path = Path("/")) -> Path:
+    """What the units of our service manager hang from: the root, or for a user's own manager its service."""
+    user = os.getuid()
+    own = f"user.slice/user-{user}.slice/user@{user}.service" if paths.USER else ""
+    return find_root(root) / own
+
 
 GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
 AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again

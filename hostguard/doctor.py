@@ -56,7 +56,9 @@ def this_host() -> Host:
         config, faults = Config(), error.problems
     device = choose(config.device_path, paths.STATE)
     status, fault = _status()
-    return Host(ROOT, device, read_kernel(device), config, faults, _systemd(), status, fault, _free())
+    return Host(
+        ROOT, device, read_kernel(device), config, faults, _systemd(), status, fault, _free(), paths.USER
+    )
 
 
 def _status() -> tuple[Any, str]:

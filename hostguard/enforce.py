@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hostguard import cgroups
+from hostguard import cgroups, paths
 from hostguard.device import Device, mounts_on
 from hostguard.model import Config, Limits
 from hostguard.units import SLICE
@@ -55,7 +55,7 @@ class Kernel:
 
     disk: Device
     number: str | None = None  # of the disk, "179:0"
-    controllers: frozenset[str] = frozenset()  # of cgroup version 2, at its root
+    controllers: frozenset[str] = frozenset()  # of cgroup version 2, that the service manager has
     scheduler: str | None = None
     iocost: bool = False
     unattributed: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def bfq_weight(io_weight: int) -> int:
 def _controller(name: str, kernel: Kernel, applied: Applied | None) -> str | None:
     """Why the controller does nothing for turns; None if it is on."""
     if name not in kernel.controllers:
-        return f"cgroup version 2 has no {name} controller here"
+        return f"{'the user manager' if paths.USER else 'cgroup version 2'} has no {name} controller here"
     if applied is not None and name not in applied.controllers:
         return f"the {name} controller is not on for turns"
     return None
@@ -209,14 +209,13 @@ def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tu
 
 def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
     """What the host below `root` offers. Raises OSError."""
-    top = cgroups.find_root(root)
-    controllers = frozenset(_text(top / "cgroup.controllers").split())
+    controllers = frozenset(_text(cgroups.of_manager(root) / "cgroup.controllers").split())
     if disk.name is None:
         return Kernel(disk, controllers=controllers)
     block = root / "sys/block" / disk.name
     number = _text(block / "dev").strip() or None
     chosen = re.search(r"\[(\S+)\]", _text(block / "queue/scheduler"))
-    qos = _lines(_text(top / "io.cost.qos")).get(number or "", "")
+    qos = _lines(_text(cgroups.find_root(root) / "io.cost.qos")).get(number or "", "")
     return Kernel(
         disk,
         number,

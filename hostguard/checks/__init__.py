@@ -56,6 +56,7 @@ class Host:
     daemon: Mapping[str, Any] | None = None
     daemon_fault: str = ""
     free: tuple[int, int] = (0, 0)
+    user: bool = False  # the guard is of a user's own service manager
 
     def text(self, path: str) -> str:
         """A file's text, "" if there is none or it cannot be read."""
@@ -77,6 +78,11 @@ class Host:
         ]
         # The last of those with the longest name: it hides the others.
         return max(reversed(inside), key=lambda mount: len(mount.place), default=None)
+
+    @property
+    def systemctl(self) -> str:
+        """The command that reaches the guard's service manager."""
+        return "systemctl --user" if self.user else "systemctl"
 
     @property
     def slow(self) -> bool:

@@ -29,13 +29,10 @@ def device(host: Host) -> Check:
         "No limit on the disk can be set, and pressure does not see the disk.",
         (
             "lsblk -s    # shows the disks",
-            '# path = "/dev/..." under [device] in /etc/hostguard/hostguard.toml',
-            _RELOAD,
+            f'# path = "/dev/..." under [device] in {paths.CONFIG}',
+            f"{host.systemctl} reload hostguard",
         ),
     )
-
-
-_RELOAD = "systemctl reload hostguard"
 
 
 def scheduler(host: Host) -> Check:
@@ -51,10 +48,7 @@ def scheduler(host: Host) -> Check:
         " On a fast NVMe disk it costs more than it gives: there leave io_weight out and use write_bandwidth."
     )
     if not _has_bfq(host, name):
-        mend: tuple[str, ...] = (
-            "# this kernel has no BFQ: use write_bandwidth instead of io_weight",
-            _RELOAD,
-        )
+        mend: tuple[str, ...] = ("# this kernel has no BFQ: use write_bandwidth instead of io_weight",)
     else:
         rule = f'ACTION=="add|change", KERNEL=="{name}", ATTR{{queue/scheduler}}="bfq"'
         mend = (

@@ -32,15 +32,21 @@ def daemon(host: Host) -> Check:
     if status is None:
         if host.daemon_fault:
             return Check("daemon", Level.WARNING, host.daemon_fault, "", ("run hostguard doctor as root",))
-        start = ("systemctl enable --now hostguard", "journalctl -u hostguard -n 20    # if it fails")
+        unit = "--user-unit" if host.user else "--unit"
+        start = (
+            f"{host.systemctl} enable --now hostguard",
+            f"journalctl {unit} hostguard -n 20    # if it fails",
+        )
         return Check("daemon", Level.PROBLEM, "it does not run", "Nothing holds turns back.", start)
     if status["state"] == "no_systemd":
-        mend = ("systemctl status dbus; systemctl restart hostguard",)
+        mend = (f"{host.systemctl} status dbus; {host.systemctl} restart hostguard",)
         return Check("daemon", Level.PROBLEM, "it cannot reach systemd", "It starts no turn unseen.", mend)
     if status["problems"]:
         text = "; ".join(problem["text"] for problem in status["problems"])
-        return Check("daemon", Level.PROBLEM, text, "", ("journalctl -u hostguard -p warning -b",))
-    if not any(host.exists(f"{place}/multi-user.target.wants/hostguard.service") for place in _WANTS):
+        return Check("daemon", Level.PROBLEM, text, "", ("journalctl -t hostguardd -p warning -b",))
+    if not host.user and not any(
+        host.exists(f"{place}/multi-user.target.wants/hostguard.service") for place in _WANTS
+    ):
         mend = ("systemctl enable hostguard",)
         return Check("daemon", Level.WARNING, "it runs, but does not after a reboot", "", mend)
     return ok("daemon", f"{status['state']}, version {status['version']}")

@@ -57,7 +57,7 @@ def io_controller(host: Host) -> Check:
     return Check(
         "io_controller",
         Level.PROBLEM if set_ else Level.WARNING,
-        f"cgroup version 2 has no io controller{_so(set_)}",
+        f"{'the user manager' if host.user else 'cgroup version 2'} has no io controller{_so(set_)}",
         "No limit on reading, writing or the share of the disk can act. Caps and pressure work all the same.",
         _enable(host, "io", "CONFIG_BLK_CGROUP and CONFIG_BLK_DEV_THROTTLING"),
     )
@@ -121,6 +121,12 @@ def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
     if host.exists("/run/.containerenv") or host.exists("/.dockerenv"):
         return ("# run the guard on the host, not in a container",)
     cmdline = host.text("/proc/cmdline").split()
+    if host.user and controller in host.text("/sys/fs/cgroup/cgroup.controllers").split():
+        folder = "/etc/systemd/system/user@.service.d"
+        return (
+            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/io.conf",
+            "systemctl daemon-reload    # and log out and in again",
+        )
     firmware = host.exists("/boot/firmware/cmdline.txt") or host.exists("/boot/cmdline.txt")
     if controller == "memory" and firmware:
         # What is in cmdline.txt comes after the firmware's own, and counts (raspberrypi/linux#6980).

@@ -290,6 +290,24 @@ def test_btrfs_on_two_disks(tmp_path: Path) -> None:
     assert "on several disks (sda, sdb); set path under [device]" in one(checks, "device").found
 
 
+def test_a_users_own_manager_has_fewer_controllers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hostguard.paths.USER", True)
+    monkeypatch.setattr("os.getuid", lambda: 1001)
+    manager = "sys/fs/cgroup/user.slice/user-1001.slice/user@1001.service"
+    files = {**PI_MENDED, f"{manager}/cgroup.controllers": "cpu memory pids\n"}
+    config = Config(turn=Limits(write_bandwidth=1, memory_max=1 << 20))
+    checks = doctor.examine(host(tmp_path, files, config=config, daemon=None, user=True))
+    assert one(checks, "io_controller").level is Level.PROBLEM
+    assert (
+        "the user manager has no io controller: write_bandwidth cannot act"
+        in one(checks, "io_controller").found
+    )
+    assert "Delegate=cpu io memory pids" in one(checks, "io_controller").mend[0]
+    assert one(checks, "memory_controller").level is Level.OK
+    assert one(checks, "daemon").mend[0] == "systemctl --user enable --now hostguard"
+    assert "write_bandwidth without effect (the user manager has no io" in one(checks, "limits").found
+
+
 def test_a_container_with_systemd(tmp_path: Path) -> None:
     checks = doctor.examine(host(tmp_path, CONTAINER, device=OVERLAY, config=EVERYTHING, daemon=None))
     problems = {name for name, level in levels(checks).items() if level is Level.PROBLEM}
