@@ -232,9 +232,9 @@ def _setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
     try:
-        return name, tomllib.loads(f"x = {value}")["x"]
+        return name.strip(), tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
-        return name, value
+        return name.strip(), value
 
 
 def _shown(states: Iterable[tuple[Sample, State]]) -> Iterator[dict[str, Any]]:

@@ -75,7 +75,7 @@ def merely_slow(card: Card) -> float:
     dice = random.Random(1)
 
     def slow() -> None:
-        while True:
+        for _ in range(125):
             card.set_delay(write_ms=1000 * dice.uniform(0.5, 4))
             time.sleep(0.5)
 
