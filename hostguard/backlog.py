@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace
 
 from hostguard.model import Kind, Row
@@ -235,6 +236,14 @@ class Backlog:
         for row in rows:
             self._add_due(row)
         return sorted(rows, key=lambda row: row.id)
+
+    def hasten(self, ids: Iterable[int], after: int, now: int) -> None:
+        """Those of the rows that come due later than `after` come due now; both in ms since the epoch."""
+        for id_ in ids:
+            row = self._later_rows.get(id_)
+            if row is not None and row.not_before > after:
+                self._forget_later(id_)
+                self._add_later(replace(row, not_before=now))
 
     def next_due(self) -> int | None:
         """When the next row comes due, in ms since the epoch."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from hostguard.model import Row
 from hostguard.spawner import exited
 
-AWAY_MS = 15_000  # after a restart of the guard, a caller has this long to come back
+AWAY_S = 15.0  # after a restart of the guard, a caller has this long to come back
 
 
 class Caller:
@@ -47,7 +48,7 @@ class Callers:
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Row, Caller]] = {}
-        self._parked: dict[int, tuple[int, Row]] = {}
+        self._parked: dict[int, tuple[float, Row]] = {}  # with time.monotonic() of the end
 
     def attach(self, row: Row, caller: Caller) -> None:
         """The row's caller is connected."""
@@ -78,19 +79,21 @@ class Callers:
         if id_ in self._waiting:
             self._waiting[id_][1].tell(event)
 
-    def park(self, row: Row, now: int) -> None:
+    def park(self, row: Row) -> None:
         """The row's turn has come but its caller is away."""
-        self._parked[row.id] = (now + AWAY_MS, row)
+        self._parked[row.id] = (time.monotonic() + AWAY_S, row)
 
     def unpark(self, id_: int) -> Row | None:
         """The parked row, which is parked no more."""
         parked = self._parked.pop(id_, None)
         return parked[1] if parked else None
 
-    def lost(self, now: int) -> list[int]:
+    def lost(self) -> list[int]:
         """Parked rows whose caller did not come back."""
+        now = time.monotonic()
         return [id_ for id_, (until, _) in self._parked.items() if until <= now]
 
-    def next_lost(self) -> int | None:
-        """When the next parked row is given up, in ms."""
-        return min((until for until, _ in self._parked.values()), default=None)
+    def lost_in(self) -> float | None:
+        """Seconds until the next parked row is given up."""
+        first = min((until for until, _ in self._parked.values()), default=None)
+        return None if first is None else first - time.monotonic()

@@ -197,6 +197,11 @@ class Ledger:
             keep = self.history_rows
             self.write(lambda db: deliveries.trim(db, keep), durable=False)
 
+    @property
+    def tried(self) -> Collection[int]:
+        """Rows that failed before, and are to be tried again."""
+        return self._attempts.keys()
+
     # -- expiry
 
     def _note_expiry(self, row: Delivery) -> None:

@@ -76,6 +76,7 @@ class Manager:
         self.closing = False
         self._on_change = on_change
         self._fresh: list[Row] = []  # queued since the last pump: are they held?
+        self._looked = 0  # when `pump` last did, by the wall clock
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -103,7 +104,7 @@ class Manager:
             policy.paused(mind),
             policy.asleep(mind),
             self.runner.live.of(mind),
-            self.residents.down(mind, now_ms()),
+            self.residents.down(mind),
         )
 
     def waiting(self, mind: str) -> int:
@@ -136,7 +137,7 @@ class Manager:
             mind in self.policy.config.minds
             and not self.policy.paused(mind)
             and not self.policy.asleep(mind)
-            and self.residents.down(mind, now_ms()) is None
+            and self.residents.down(mind) is None
             and len(self.runner.live.of(mind)) < self.policy.mind_cap(mind)
         )
 
@@ -153,12 +154,15 @@ class Manager:
     def pump(self) -> None:
         """Start every row that may start, in order of id; say of each new row why it waits."""
         now = now_ms()
+        if now < self._looked:
+            self.hasten(now)
+        self._looked = now
         self._fresh += self.backlog.due(now)
         # A `hostguard run --max-wait 0` is offered once, however long its commit took.
         self._expire(now, {row.id for row in self._fresh if row.kind is Kind.RUN})
-        for id_ in self.callers.lost(now):
+        for id_ in self.callers.lost():
             self._drop_run(id_)
-        for mind in self.residents.retried(now):
+        for mind in self.residents.retried():
             self._offer(mind)
         for new in self._fresh:
             turn = self.runner.live.taking(new.mind, new.session)
@@ -170,7 +174,7 @@ class Manager:
                 break
             if row.kind is Kind.RUN and not self.callers.waits(row.id):
                 self.backlog.remove(row.id, row.mind, row.session)
-                self.callers.park(row, now)
+                self.callers.park(row)
                 continue
             if not isinstance(decide(self.host(), self.view(row.mind), row, now), Start):
                 log.error("the backlog offered %s, which the gate holds", row)
@@ -184,6 +188,10 @@ class Manager:
             self._note_hold(row, now)
         self._set_timer(now)
         self._on_change()
+
+    def hasten(self, now: int) -> None:
+        """A pause after a failure that is longer than the longest was set before the clock was set back."""
+        self.backlog.hasten(self.ledger.tried, now + turns.BACKOFF_MS[1], now)
 
     def _note_hold(self, row: Row, now: int) -> None:
         if self.backlog.has(row.id, row.mind, row.session):
@@ -256,16 +264,12 @@ class Manager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        times = (
-            self.backlog.next_due(),
-            self.callers.next_lost(),
-            self.ledger.next_expiry(),
-            self.residents.next_up(now),
-        )
-        due = min((when for when in times if when is not None), default=None)
-        if due is not None:
-            delay = min(max(due - now, 0) / 1000, CLOCK_CHECK_S)
-            self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
+        delays = [self.callers.lost_in(), self.residents.up_in()]
+        for when in (self.backlog.next_due(), self.ledger.next_expiry()):
+            delays.append(None if when is None else min((when - now) / 1000, CLOCK_CHECK_S))
+        delay = min((delay for delay in delays if delay is not None), default=None)
+        if delay is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(delay, 0), self.pump)
 
     def _systemd_told(self) -> None:
         if self.ready:

@@ -64,7 +64,7 @@ async def recover(manager: Manager) -> None:
         if delivery.state is State.QUEUED and delivery.id not in taken:
             manager.ledger.remember(delivery)
             if delivery.kind is Kind.RUN:
-                manager.callers.park(delivery.row, now)
+                manager.callers.park(delivery.row)
 
     resumed = {turn_id: _resume(manager, turn_id, delivery) for turn_id, delivery in known.items()}
     for delivery in folded:
@@ -78,6 +78,7 @@ async def recover(manager: Manager) -> None:
         len(live),
         (time.monotonic() - begun) * 1000,
     )
+    manager.hasten(now_ms())
     manager.ready = True
     manager.pump()
 

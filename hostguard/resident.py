@@ -42,11 +42,16 @@ CHECK_S = 5.0  # between two looks at how busy the turns are
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A mind whose server took no connections `tries` times in a row; `until` in ms."""
+    """A mind whose server took no connections `tries` times in a row; `until` is time.monotonic()."""
 
     text: str
-    until: int
+    until: float
     tries: int
+
+    @property
+    def left(self) -> float:
+        """Seconds of the pause that are left; it is over at 0 or less."""
+        return self.until - time.monotonic()
 
 
 class Residents:
@@ -153,7 +158,7 @@ class Residents:
             self._manager.keep(resident.feeding)
 
     def _takes(self, turn: Turn) -> bool:
-        up = self.down(turn.live.mind, now_ms()) is None
+        up = self.down(turn.live.mind) is None
         return turn.live.takes_input and up and not self._manager.closing
 
     def _next_for(self, turn: Turn) -> Row | None:
@@ -290,8 +295,17 @@ class Residents:
                     self.end(turn, ending)
         self._watch_busy()
 
+    def stood_still(self, unit: str, seconds: float) -> None:
+        """The turn was frozen for so long: that was no idleness of its own."""
+        turn = self._runner.live.turns.get(unit)
+        if turn is not None and turn.resident is not None:
+            now = time.monotonic()
+            turn.resident.heard = min(turn.resident.heard + seconds, now)
+            turn.resident.fed = min(turn.resident.fed + seconds, now)
+            self.adopter.stood_still(unit, seconds)
+
     def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> turns.Ending | None:
-        if resident.feeding is not None:
+        if resident.feeding is not None or turn.live.unit in self._manager.watcher.freezer.frozen:
             return None
         # What a mind tells is no progress: one that tells for ever and does nothing is idle (cases.md, 22).
         now = time.monotonic()
@@ -307,22 +321,22 @@ class Residents:
 
     # -- minds that are down
 
-    def down(self, mind: str, now: int) -> str | None:
+    def down(self, mind: str) -> str | None:
         """Why the mind is not offered anything now; None if it may be."""
         known = self._down.get(mind)
-        return f"{mind} is down: {known.text}" if known is not None and known.until > now else None
+        return f"{mind} is down: {known.text}" if known is not None and known.left > 0 else None
 
-    def next_up(self, now: int) -> int | None:
-        """When the next mind that is down is tried again, in ms."""
-        return min((down.until for down in self._down.values() if down.until > now), default=None)
+    def up_in(self) -> float | None:
+        """Seconds until the next mind that is down is tried again."""
+        return min((down.left for down in self._down.values() if down.left > 0), default=None)
 
-    def retried(self, now: int) -> list[str]:
+    def retried(self) -> list[str]:
         """Minds whose pause is over."""
-        return [mind for mind, down in self._down.items() if down.until <= now]
+        return [mind for mind, down in self._down.items() if down.left <= 0]
 
     def _note_down(self, mind: str, text: str) -> None:
         tries = self._down[mind].tries + 1 if mind in self._down else 1
-        self._down[mind] = Down(text, now_ms() + turns.backoff(tries), tries)
+        self._down[mind] = Down(text, time.monotonic() + turns.backoff(tries) / 1000, tries)
 
     def up(self, mind: str) -> None:
         """The mind's unit was started: try it now."""

@@ -1,0 +1,58 @@
+"""What the guard times itself does not follow the wall clock when that is set."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from onqueue import acceptor, message, on_queue
+from test_manager import CONFIG, CRASH, Played, Silent
+
+from hostguard import callers, clock, ledger, manager
+from hostguard.callers import Callers
+from hostguard.events import Events
+from hostguard.manager import Manager
+from hostguard.model import Kind, Row
+from hostguard.policy import Policy
+
+HOUR = 3_600_000
+
+
+def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_that_was_asked_for_is_not(
+    tmp_path, monkeypatch
+):
+    skew = 0
+    for module in (manager, ledger):
+        monkeypatch.setattr(module, "now_ms", lambda: clock.now_ms() + skew)
+
+    async def work(queue):
+        nonlocal skew
+        guard = Manager(queue, Events(Silent()), lambda: None)
+        guard.policy = Policy(CONFIG, {}, "boot")
+        guard.runner = Played(guard._over)
+        guard.ready = True
+        await acceptor(guard).store(message("a"))
+        await acceptor(guard).store(message("b", not_before=clock.now_ms() + HOUR))
+        await guard.settled(5)
+        guard.runner.end(next(iter(guard.runner.live)), CRASH)
+        assert not len(guard.runner.live)
+        skew = -60_000
+        guard.pump()
+        assert not len(guard.runner.live), "a pause of some seconds may be one of some more"
+        skew = -HOUR
+        guard.pump()
+        await guard.settled(5)
+        assert [turn.live.mind for turn in guard.runner.live] == ["a"]
+
+    on_queue(tmp_path, work)
+
+
+def test_a_run_has_its_time_to_come_back_whatever_the_clock_says(monkeypatch):
+    monkeypatch.setattr(callers, "AWAY_S", 0.2)
+    away = Callers()
+    away.park(Row(1, "a", "main", kind=Kind.RUN))
+    monkeypatch.setattr(time, "time", lambda: 1e12)
+    assert away.lost() == []
+    assert 0 < (away.lost_in() or 0) <= 0.2
+    asyncio.run(asyncio.sleep(0.25))
+    assert away.lost() == [1]
