@@ -42,7 +42,8 @@ VERBS = {
         "schedule": "Show, add and remove schedules: messages and scripts at set times",
     },
     "Set up": {
-        "doctor": "Check what this host can enforce, and how to mend it",
+        "setup": "Propose limits for this host, show them, and write them on yes",
+        "doctor": "Check what this host can and cannot enforce, and tell how to mend what it cannot",
         "config": "Check or show the configuration",
         "route": "Explain the routes of a mind",
         "mind": "Set up one mind",

@@ -79,14 +79,15 @@ def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: config.K
         yield from ("", f"[{config.dotted(path)}]")
     for name, value in table.items():
         if name not in tables:
-            yield f"{config.dotted((name,))} = {_toml(value)}  # {origin((*path, name))}"
+            yield f"{config.dotted((name,))} = {toml_value(value)}  # {origin((*path, name))}"
     for name, value in tables.items():
         yield from toml_lines(value, origin, (*path, name))
 
 
-def _toml(value: bool | str | int | float | list[str]) -> str:
+def toml_value(value: bool | str | int | float | list[str]) -> str:
+    """A value of a key, as TOML writes it."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return config.quoted(value) if isinstance(value, str) else str(value)
