@@ -36,6 +36,8 @@ LONG = (
     "test_killed_at_100_random_moments",
     "test_a_daemon_killed_at_any_moment",
     "test_the_bus_is_lost_in_the_middle_of_a_start",
+    "test_pid_1_is_slow",
+    "test_all_of_the_guard_is_on_the_card",
     "test_case_33",
     "test_a_daemon_that_hangs",
     "test_quickstart",

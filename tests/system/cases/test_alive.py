@@ -1,0 +1,355 @@
+"""The guard works while its disk does not: what its event loop touches, and what a stopped card takes from it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copy2
+from typing import Any
+
+import httpx
+import pytest
+from bus import Bus
+from card import Card
+from guard import ROOT, UNIT, Guard, run, systemctl, wait_for
+from guarded import LONG_S
+from host import Host, drop_in
+from resident_host import ResidentHost
+
+from hostguard.demo.results import felt
+from hostguard.systemd import CALL_S
+
+LIBC = ctypes.CDLL(None)
+PROCESS_MADVISE = 440  # its number, on every architecture
+MADV_PAGEOUT = 21  # of asm-generic/mman-common.h
+ANSWER_S = 0.5  # 100 ms on a machine that is not busy
+
+IMPORTS = Path("/run/imports")
+TRACE = Path("/run/trace")
+# Kept in memory by the kernel, or (/run) a tmpfs.
+IN_MEMORY = ("/proc/", "/sys/", "/run/", "/dev/", "/memfd:")
+BY_NAME = "%file"
+BY_DESCRIPTOR = "read,pread64,readv,write,pwrite64,writev,fsync,fdatasync,ftruncate,fallocate,getdents64,mmap"
+
+
+@pytest.fixture
+def residents(guard: Guard) -> Iterator[ResidentHost]:
+    with ResidentHost(guard) as host:
+        yield host
+
+
+def test_pid_1_is_slow(host: Host, bus: Bus) -> None:
+    """Longer than the guard waits for one answer, and than its watchdog's limit."""
+    with drop_in("WatchdogSec=10"):
+        host.start("ab")
+        pid, running = host.guard.pid, host.send("@a", "wait_go")
+        host.wait_started(running)
+        with asked_all_the_time(host.guard):
+            bus.hold_answers()
+            rows = [host.send("@b"), host.send("@a"), host.send("@b")]
+            host.go(running)
+            host.done(running)
+            time.sleep(CALL_S + 3)
+            bus.go()
+            host.done(*rows)
+        assert host.guard.pid == pid
+    assert sorted(host.order()) == sorted([running, *rows])
+    host.prove()
+
+
+def test_the_journal_takes_nothing(host: Host) -> None:
+    """journald stopped, its queue full: turns run, and what they print waits in their own pipes."""
+    host.start("a")
+    systemctl("kill", "--kill-whom=main", "--signal=STOP", "systemd-journald.service")
+    try:
+        with asked_all_the_time(host.guard):
+            for _ in range(400):
+                host.post("/v1/pause", mind="a")
+                host.post("/v1/resume", mind="a")
+            host.done(*(host.send("@a", "echo said") for _ in range(20)))
+    finally:
+        systemctl("kill", "--kill-whom=main", "--signal=CONT", "systemd-journald.service")
+    wait_for(lambda: lost(host), LONG_S)
+    host.prove(cap=1)
+
+
+def lost(host: Host) -> bool:
+    """Have a line written; whether it tells of lines before it that were lost."""
+    host.post("/v1/pause", mind="a")
+    host.post("/v1/resume", mind="a")
+    lines = host.guard.journal(f"_SYSTEMD_UNIT={UNIT}")
+    return any("lines before this one were lost" in line["MESSAGE"] for line in lines)
+
+
+def test_the_guard_is_stopped_for_a_while(host: Host) -> None:
+    """By SIGSTOP, for less than its watchdog's limit: what happened meanwhile is seen, and who asked is answered."""
+    with drop_in("WatchdogSec=30"), ThreadPoolExecutor() as pool:
+        host.start("ab")
+        pid, running, behind = host.guard.pid, host.send("@a", "wait_go"), host.send("@a")
+        host.wait_started(running)
+        host.guard.kill("STOP")
+        asked = pool.submit(ask, host.guard, "POST", "deliveries", {"to": "@b", "content": ""})
+        host.go(running)
+        time.sleep(12)
+        assert not asked.done()
+        host.guard.kill("CONT")
+        assert asked.result(LONG_S).status_code == 201
+        host.done(running, behind, asked.result().json()["deliveries"][0]["id"])
+        assert host.guard.pid == pid
+    host.prove()
+
+
+def test_the_event_loop_touches_no_disk_and_nothing_is_imported_late(residents: ResidentHost) -> None:
+    """Whatever it is asked. Imports count in any thread: that of a library holds up all of them."""
+    host = residents
+    IMPORTS.touch()
+    with drop_in(f"Environment=PYTHONPROFILEIMPORTTIME=1\nStandardError=append:{IMPORTS}"):
+        mind = host.minds.add("m", config='user = "nobody"\ndirectory = "/"\n')
+        routes = host.minds.folder / "routes.json"
+        host.minds.folder.chmod(0o755)
+        routes.write_text('{"rules": [{"channel": "#x", "session": "s"}]}')
+        mind.config += f'routes = "{routes}"\n'
+        host.start(
+            '[minds.a]\ncommand = ["/bin/sleep", "1"]\nuser = "root"\n[channels."#x"]\nminds = ["a", "m"]\n'
+        )
+        before = IMPORTS.read_text()
+        assert "hostguard.manager" in before
+        with traced_loop(host.guard.pid):
+            busy_life(host, routes)
+        late = IMPORTS.read_text().removeprefix(before)
+    assert (late, touched(TRACE.read_text())) == ("", [])
+
+
+@contextmanager
+def asked_all_the_time(guard: Guard) -> Iterator[None]:
+    """A client asks for the status 20 times a second, and always has its answer at once."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with guard.client() as client:
+            while not over.wait(0.05):
+                began = time.monotonic()
+                assert client.get("/v1/status").status_code == 200
+                took.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield
+        finally:
+            over.set()
+        asking.result()
+    told = felt(took)
+    print(
+        f"status, {told.count} times: p50 {told.p50 * 1000:.1f} ms, p99 {told.p99 * 1000:.1f} ms, max {told.max * 1000:.1f} ms"
+    )
+    assert told.p99 < ANSWER_S
+
+
+@pytest.fixture
+def fast_card() -> Iterator[Card]:
+    """A card with room for Python and all libraries. It is only ever stopped, never slow."""
+    with Card(size_mib=768, write_delay_ms=0, rate=None) as card:
+        yield card
+
+
+def test_all_of_the_guard_is_on_the_card_that_stops(fast_card: Card, host: Host) -> None:
+    """Program, libraries, configuration, database, as on a Raspberry Pi; what is not in memory cannot be read.
+
+    A turn whose command is on the card, too, waits for it alone.
+    """
+    card, state = fast_card, fast_card.mount / "state"
+    state.mkdir()
+    command = card.mount / "root/turn"
+    on_card = f'[minds.c]\ncommand = ["{command}"]\nuser = "root"'
+    config = host.config("ab", on_card, global_concurrent_turns=1)
+    host.guard.configure(config)
+    with drop_in(f"WatchdogSec=10\n{moved(card.mount / 'root')}"):
+        copy2(host.turn, command)
+        host.guard.start(config, state)
+        pid = host.guard.pid
+        rows = [host.send("@a", "wait_go"), host.send("@c"), host.send("@a")]
+        host.wait_started(rows[0])
+        assert forgotten(pid, card.mount / "root") == 0
+        # A reload gets as far as to the groups of the minds' users.
+        for name in ("hostguard/hostguard.toml", "passwd", "nsswitch.conf"):
+            (card.mount / "root/etc" / name).read_bytes()
+        with ThreadPoolExecutor() as pool, asked_all_the_time(host.guard):
+            card.stop()
+            try:
+                told = [pool.submit(ask, host.guard, *request) for request in STORED]
+                reload = pool.submit(host.guard.cli, "reload")
+                host.go(rows[0])
+                wait_for(lambda: [turn["delivery"] for turn in host.turns()] == [rows[1]])
+                for path in NOT_READ:
+                    began = time.monotonic()
+                    assert host.api.get(f"/v1/{path}").status_code == 200
+                    assert time.monotonic() - began < ANSWER_S
+                for answer in told:
+                    refused = answer.result(40)
+                    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+                    assert int(refused.headers["Retry-After"]) > 0
+                assert host.order() == rows[:1]
+                assert not reload.done()
+            finally:
+                card.go()
+            reload.result()
+        host.done(*rows, host.send("@b"))
+        assert (host.guard.pid, host.order()[:3]) == (pid, rows)
+    host.prove(cap=1)
+
+
+STORED: list[tuple[str, str, Any]] = [
+    ("POST", "deliveries", {"to": "@b", "content": "", "key": "stalled"}),
+    ("POST", "pause", {"mind": "b"}),
+    ("PATCH", "limits", {"name": "global_concurrent_turns", "value": 3}),
+    ("POST", "schedules", {"name": "tidy", "mind": "b", "cron": "@daily", "message": "tidy"}),
+]
+NOT_READ = ("turns", "limits", "minds", "config", "schedules", "events?follow=0", "deliveries?state=all")
+
+
+def ask(guard: Guard, method: str, path: str, body: Any) -> httpx.Response:
+    with guard.client() as client:
+        return client.request(method, f"/v1/{path}", json=body)
+
+
+def moved(root: Path) -> str:
+    """Settings of a service whose program, libraries and configuration are copies below `root`."""
+    python, multiarch = f"python3.{sys.version_info.minor}", sysconfig.get_config_var("MULTIARCH")
+    places = (f"/usr/bin/{python}", f"/usr/lib/{python}", "/usr/lib/python3", f"/usr/lib/{multiarch}", "/etc")
+    lines = []
+    for place in (*map(Path, places), ROOT / "hostguard"):
+        copy = root / place.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        run("cp", "--archive", str(place), str(copy))
+        lines.append(f"BindPaths={copy}:{place}")
+    return "\n".join(lines)
+
+
+def forgotten(pid: int, folder: Path) -> int:
+    """Have the kernel forget the files in the folder, as it does when memory is short; KiB that the process lost."""
+    run("sync", "--file-system", str(folder))
+    before = resident(pid)
+    pidfd = os.pidfd_open(pid)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        span, _rights, _offset, _device, inode, *_ = line.split(maxsplit=5)
+        if inode != "0":
+            first, last = (int(end, 16) for end in span.split("-"))
+            LIBC.syscall(PROCESS_MADVISE, pidfd, struct.pack("PN", first, last - first), 1, MADV_PAGEOUT, 0)
+    os.close(pidfd)
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            with file.open("rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return before - resident(pid)
+
+
+def resident(pid: int) -> int:
+    """KiB of files that the process has in memory."""
+    found = re.search(r"^RssFile:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert found is not None
+    return int(found[1])
+
+
+@contextmanager
+def traced_loop(pid: int) -> Iterator[None]:
+    """Have the system calls of the main thread, and of no other, written to TRACE."""
+    calls = f"trace={BY_NAME},{BY_DESCRIPTOR}"
+    strace = subprocess.Popen(["strace", "-y", "-qq", "-s", "200", "-e", calls, "-o", TRACE, "-p", str(pid)])
+    try:
+        wait_for(lambda: f"TracerPid:\t{strace.pid}" in Path(f"/proc/{pid}/status").read_text())
+        yield
+    finally:
+        strace.send_signal(signal.SIGINT)
+        strace.wait(10)
+
+
+def touched(trace: str) -> list[str]:
+    """The calls that name a file which is not in memory."""
+    assert len(trace.splitlines()) > 300
+    found = []
+    for line in trace.splitlines():
+        paths = re.findall(r"\b\d+<(/[^>]*)>", line)
+        if not line.startswith(tuple(f"{call}(" for call in BY_DESCRIPTOR.split(","))):
+            paths += re.findall(r'"(/[^"]*)"', line)
+        if any(not f"{path}/".startswith(IN_MEMORY) for path in paths):
+            found.append(line)
+    return found
+
+
+def busy_life(host: ResidentHost, routes: Path) -> None:
+    """Ask everything of the guard, and let go wrong what can."""
+    get, post = host.api.get, host.api.post
+    both = [
+        row["id"] for row in host.post("/v1/deliveries", to="#x", content="hello", sender="ann")["deliveries"]
+    ]
+    waits = host.send("a", "waits")
+    for path in (
+        "status",
+        "turns",
+        "limits",
+        "minds",
+        "config",
+        "schedules",
+        "events?follow=0",
+        "deliveries?state=all",
+    ):
+        assert get(f"/v1/{path}").status_code == 200
+    for path in ("nothing", f"deliveries/{waits}", f"deliveries/{waits}/why", "deliveries/999", "turns/999"):
+        get(f"/v1/{path}")
+    post("/v1/deliveries", content=b"{")
+    post("/v1/deliveries", json={"to": "@nobody", "content": ""})
+    host.done(*both)
+    host.done(waits)
+    routes.write_text('{"rules": [{"channel": "#x"}, {"channel": "#y", "batch": {"debounce": 0.2}}]}')
+    wait_for(lambda: host.post("/v1/minds/m/route", channel="#y")["mode"] == "batch")
+    batched = host.send("m", "in a batch", channel="#y", sender="ann")
+    host.done(batched, state="batched")
+    gated = host.send("m", "no route", channel="#z", sender="ann")
+    host.post(f"/v1/deliveries/{gated}/cancel")
+    host.post(
+        "/v1/schedules", name="tidy", mind="m", cron="0 3 * * *", timezone="Europe/Berlin", message="tidy"
+    )
+    host.post("/v1/schedules", name="script", mind="a", cron="@daily", script="echo said; exit 3")
+    for name in ("tidy", "script"):
+        rows = host.post(f"/v1/schedules/{name}/run")["deliveries"]
+        host.done(*(row["id"] for row in rows))
+        assert host.api.delete(f"/v1/schedules/{name}").status_code == 200
+    host.post("/v1/pause")
+    held = host.send("a", "held")
+    host.api.patch("/v1/limits", json={"name": "global_concurrent_turns", "value": 1})
+    host.post("/v1/resume")
+    host.guard.reload()
+    stopped = host.get(f"/v1/deliveries/{held}?wait_s=0")["turn"] or str(held)
+    wait_for(lambda: post(f"/v1/turns/{stopped}/stop").is_success)
+    host.done(held)
+    host.post(f"/v1/deliveries/{held}/retry")
+    host.done(held)
+    run = ["hostguard", "run", "--mind", "a", "--", "true"]
+    assert subprocess.run(run, check=False).returncode == 0
+    host.post("/v1/minds/m/sleep")
+    wait_for(
+        lambda: any(
+            one["name"] == "m" and one["state"] == "asleep" for one in host.get("/v1/minds")["minds"]
+        ),
+        30,
+    )
+    host.post("/v1/minds/m/wake")
+    host.minds["m"].control(refuse=1)
+    host.send("m", "refused", channel="#x")
+    wait_for(lambda: host.events("failed"))
+    host.guard.configure("wrong")
+    assert post("/v1/reload").status_code == 400
