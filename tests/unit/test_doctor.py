@@ -273,6 +273,12 @@ def test_a_virtual_machine(tmp_path: Path) -> None:
     assert levels(checks) == {}  # its disk is taken for fast: no cap, pages and discard are its own affair
 
 
+def test_swap_on_a_fast_disk_is_no_matter(tmp_path: Path) -> None:
+    swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/vda1 partition\t999420\t2048\t-2\n"
+    swap = one(doctor.examine(host(tmp_path, {**VIRTUAL, "proc/swaps": swaps}, (254, 1))), "swap")
+    assert (swap.level, swap.found) == (Level.OK, "swap is on vda (/dev/vda1, 2 MiB used)")
+
+
 def test_lvm_on_luks(tmp_path: Path) -> None:
     config = Config(turn=Limits(write_bandwidth=4_000_000, read_bandwidth=8_000_000))
     checks = doctor.examine(host(tmp_path, ENCRYPTED, (253, 1), config=config, daemon=None))
@@ -428,6 +434,8 @@ def test_one_thing_wrong(
         ({"proc/sys/vm/dirty_bytes": "0\n", "proc/sys/vm/dirty_ratio": "1\n"}, {}, "dirty_pages"),
         ({"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS + "9 25 179:2 / /m ro - ext4 /dev/mmcblk0p2 ro,sync\n"}, {}, "file_system"),
         ({}, {"free": (0, 0)}, "space"),
+        ({}, {"config": Config()}, "cap"),  # the daemon's own cap, set with hostguard limit, counts
+        ({"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS.replace("rw", "ro") + MMC_MOUNTS}, {}, "file_system"),  # hidden
     ],
 )  # fmt: skip
 def test_what_is_no_matter(tmp_path: Path, files: Files, fields: Mapping[str, Any], name: str) -> None:

@@ -29,6 +29,7 @@ class Told:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.reads = 0
         self.answers: list[Callable[[], tuple[Verdict, ...] | None]] = []
 
     def emit(self, type_: Event, text: str, **fields: Any) -> None:
@@ -37,6 +38,7 @@ class Told:
         self.lines.append(f"{fields['limit']} {fields['label']}")
 
     def read(self, device: Device, cgroup: Path, limits: Limits) -> tuple[Verdict, ...] | None:
+        self.reads += 1
         assert (device, cgroup) == (DISK, CGROUP)
         return self.answers.pop(0)()
 
@@ -143,7 +145,8 @@ def test_a_read_that_hangs_delays_a_turn_only_for_a_moment_and_is_not_begun_twic
     async def work(keeper: Readback) -> None:
         told.answers.append(hang)
         await keeper.look(CGROUP, TASKS)
-        await keeper.look(CGROUP, TASKS)  # would find no answer
+        await keeper.look(CGROUP, TASKS)
+        assert told.reads == 1
         assert keeper.verdicts[0].label is Label.UNKNOWN
         go.set()
         assert keeper._look is not None
