@@ -16,12 +16,14 @@ class Disk:
     busy_ms: int  # with requests in flight
     in_flight: int  # requests now
     write_bytes: int
-    others: int = 0  # completed discards and flushes: an fstrim is no stall
+    discards: int = 0  # completed, from Linux 4.18 on: an fstrim is no stall
+    flushes: int = 0  # of the disk's cache, completed, from 5.5 on; those under way are not among in_flight
+    flush_ms: int = 0
 
     @property
     def completed(self) -> int:
         """Requests that came back."""
-        return self.reads + self.writes + self.others
+        return self.reads + self.writes + self.discards + self.flushes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,13 @@ def ran_backwards(before: Disk, now: Disk) -> bool:
 
 
 def took(before: Disk, now: Disk) -> float:
-    """Seconds a request took: the mean of the reads or of the writes, whichever took longer."""
-    reads, writes = now.reads - before.reads, now.writes - before.writes
-    read = (now.read_ms - before.read_ms) / reads if reads else 0.0
-    write = (now.write_ms - before.write_ms) / writes if writes else 0.0
-    return max(read, write) / 1000
+    """Seconds a request took: the mean of the reads, the writes or the flushes, whichever is longest."""
+    kinds = (
+        (now.reads - before.reads, now.read_ms - before.read_ms),
+        (now.writes - before.writes, now.write_ms - before.write_ms),
+        (now.flushes - before.flushes, now.flush_ms - before.flush_ms),
+    )
+    return max(ms / count if count else 0.0 for count, ms in kinds) / 1000
 
 
 def share(before: Sample, now: Sample) -> float | None:

@@ -71,7 +71,9 @@ class Sampler:
                 busy_ms=found.busy_time,
                 in_flight=stat[8],
                 write_bytes=found.write_bytes,
-                others=sum(stat[11:12] + stat[15:16]),
+                discards=sum(stat[11:12]),
+                flushes=sum(stat[15:16]),
+                flush_ms=sum(stat[16:17]),
             )
         except KeyError:
             self.disk_reason = f"the kernel has no {self._name} any more"

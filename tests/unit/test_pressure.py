@@ -287,8 +287,16 @@ def test_busy_time_that_stands_still_only_makes_it_later() -> None:
 
 def test_a_long_discard_is_no_stall() -> None:
     """fstrim: requests in flight and no read or write completes, but discards do."""
-    disks = [Disk(0, 5, 0, 50, 50 + 1000 * i, 1, 0, others=i) for i in range(20)]
+    disks = [Disk(0, 5, 0, 50, 50 + 1000 * i, 1, 0, discards=i) for i in range(20)]
     assert samples(*disks).level is Level.CALM
+
+
+def test_a_cache_that_is_slow_to_flush_is_strained() -> None:
+    """An eMMC, or an SSD: the writes take no time, the fsync does."""
+    state = samples(
+        *[Disk(0, 9 * i, 0, 9 * i, 1000 * i, 0, 0, flushes=i, flush_ms=800 * i) for i in range(8)]
+    )
+    assert (state.level, state.evidence) == (Level.STRAINED, "requests take 800 ms")
 
 
 def test_one_request_of_many_is_not_quiet() -> None:

@@ -70,7 +70,9 @@ def test_all_counters_of_the_whole_disk(kernel):
         busy_ms=450,
         in_flight=3,
         write_bytes=160 * 512,
-        others=13,
+        discards=5,
+        flushes=8,
+        flush_ms=9,
     )
     assert look.read() == (disk, Psi(7445221, 5752249), Psi(11, 7))
     assert (look.disk_reason, look.psi_reason) == ("ok", "ok")
@@ -81,7 +83,7 @@ def test_an_older_kernel_tells_less(kernel, fields):
     """4.17 has neither discards nor flushes, 4.18 no flushes."""
     kernel.disk("mmcblk0", " ".join(STAT.split()[:fields]))
     disk, _, _ = sampler(kernel).read()
-    assert (disk.in_flight, disk.others) == (3, 5 if fields == 15 else 0)
+    assert (disk.in_flight, disk.discards, disk.flushes) == (3, 5 if fields == 15 else 0, 0)
 
 
 def test_a_disk_with_a_slash_in_its_name(kernel):
