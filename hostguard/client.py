@@ -1,7 +1,7 @@
 """The daemon's HTTP API over its unix socket, for the command line.
 
-Every failure is a CliError with the exit code that fits. It is built on the standard library's http.client,
-because to import httpx takes longer than all else that a verb does.
+Every failure is a CliError with the exit code that fits. What little the daemon speaks of HTTP/1.1 (RFC 9112)
+is read here: to import http.client, and what it brings, takes longer than all else that a verb does.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import Any
-from urllib import parse
+from contextlib import contextmanager, suppress
 
 from hostguard import paths
 from hostguard.cli.errors import FAILED, UNKNOWN, USAGE, CliError, ConnectionLost, NotRunning
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from io import BufferedReader
+    from typing import Any
 
 CONNECT_S = 5.0
 # Longer than a card's worst stall that was seen (facts.md: one sync of > 2 min): the daemon answers 503
@@ -24,18 +26,44 @@ READ_S = 180.0
 CHUNK = 1 << 16  # bytes
 
 
-class _Connection(HTTPConnection):
-    """One connection to the daemon's socket; `timeout` in seconds bounds each wait for it, None: none."""
+class _Answer:
+    """The head of an answer, and its body, still to be read. Raises OSError, and ValueError: it is no HTTP."""
 
-    def connect(self) -> None:
-        """Connect. Raises CliError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        try:
-            self.sock.settimeout(CONNECT_S)
-            self.sock.connect(str(paths.SOCKET))
-        except OSError as error:
-            raise _unreachable(error) from None
-        self.sock.settimeout(self.timeout)
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        version, _, rest = self._line().partition(" ")
+        if not version.startswith("HTTP/1."):
+            raise ValueError("no HTTP")
+        self.status = int(rest[:3])
+        self.headers: dict[str, str] = {}
+        while line := self._line():
+            name, _, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body as it comes. Raises CliError."""
+        with _told():
+            if self.headers.get("transfer-encoding") == "chunked":
+                while size := int(self._line().partition(";")[0], 16):
+                    yield self._exactly(size)
+                    self._line()
+            elif "content-length" in self.headers:
+                yield self._exactly(int(self.headers["content-length"]))
+            else:
+                while chunk := self._file.read1(CHUNK):
+                    yield chunk
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._file.read(size)
+        if len(found) < size:
+            raise ValueError("it is cut")
+        return found
+
+    def _line(self) -> str:
+        line = self._file.readline(CHUNK)
+        if not line.endswith(b"\n"):
+            raise ValueError("it is cut")
+        return line.rstrip(b"\r\n").decode("latin-1")
 
 
 def call(
@@ -47,10 +75,8 @@ def call(
     read_s: float = READ_S,
 ) -> Any:
     """The JSON answer to one request; `params` that are None are left out. Raises CliError."""
-    with closing(_Connection("hostguard", timeout=read_s)) as connection:
-        response = _ask(connection, method, path, body, params, {})
-        with _told():
-            raw = response.read()
+    with _asked(method, path, body, params, {}, read_s) as answer:
+        raw = b"".join(answer.chunks())
     try:
         return json.loads(raw)
     except ValueError:
@@ -68,41 +94,51 @@ def stream(
     read_s: float | None = None,
 ) -> Iterator[Iterator[str]]:
     """The lines of an answer as they come; `read_s` bounds the silence between them. Raises CliError."""
-    with closing(_Connection("hostguard", timeout=read_s)) as connection:
-        yield lines(_chunks(_ask(connection, method, path, body, params, headers or {})))
+    with _asked(method, path, body, params, headers or {}, read_s) as answer:
+        yield lines(answer.chunks())
 
 
-def _ask(
-    connection: _Connection,
+@contextmanager
+def _asked(
     method: str,
     path: str,
     body: Any,
     params: Mapping[str, Any] | None,
     headers: Mapping[str, str],
-) -> HTTPResponse:
-    """The answer, its body not yet read, if it is no refusal. Raises CliError."""
+    read_s: float | None,
+) -> Iterator[_Answer]:
+    """The answer to a request, if it is no refusal; `read_s` bounds each wait for it. Raises CliError."""
+    raw = b"" if body is None else json.dumps(body).encode()
+    fields = {"Host": "hostguard", "Connection": "close", **headers}
+    if body is not None:
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+    head = [f"{method} {path}{_query(params)} HTTP/1.1", *map(": ".join, fields.items()), "", ""]
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(CONNECT_S)
+            connection.connect(str(paths.SOCKET))
+        except OSError as error:
+            raise _unreachable(error) from None
+        connection.settimeout(read_s)
+        with connection.makefile("rb") as file:
+            with _told():
+                # Refused before all of it was sent: the answer tells why.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall("\r\n".join(head).encode("latin-1") + raw)
+                answer = _Answer(file)
+            if not 200 <= answer.status < 300:
+                raise _refusal(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
+            yield answer
+
+
+def _query(params: Mapping[str, Any] | None) -> str:
     wanted = {key: value for key, value in (params or {}).items() if value is not None}
+    if not wanted:
+        return ""
+    from urllib.parse import urlencode
+
     # What is no UTF-8 on the command line is no name that the daemon knows: it says so.
-    query = "?" + parse.urlencode(wanted, errors="surrogateescape") if wanted else ""
-    raw = None if body is None else json.dumps(body).encode()
-    kind = {} if body is None else {"Content-Type": "application/json"}
-    with _told():
-        # Refused before all of it was sent: the answer tells why.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            connection.request(method, path + query, raw, {**headers, **kind})
-        response = connection.getresponse()
-        if not 200 <= response.status < 300:
-            raise _refusal(response.status, response.read(), response.getheader("retry-after"))
-    return response
-
-
-def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    while True:
-        with _told():
-            chunk = response.read1(CHUNK)
-        if not chunk:
-            return
-        yield chunk
+    return "?" + urlencode(wanted, errors="surrogateescape")
 
 
 @contextmanager
@@ -114,13 +150,15 @@ def _told() -> Iterator[None]:
         raise ConnectionLost(
             f"hostguard does not answer on {paths.SOCKET}: systemctl status hostguard tells why"
         ) from None
-    except (OSError, HTTPException):
+    except (OSError, ValueError):
         raise ConnectionLost() from None
 
 
 def quote(text: str) -> str:
     """`text` as one segment of a path."""
-    return parse.quote(text, safe="", errors="surrogateescape")
+    from urllib.parse import quote
+
+    return quote(text, safe="", errors="surrogateescape")
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-import click
+import sys
 
 from hostguard.cli.show import safe
 
@@ -27,7 +26,7 @@ class CliError(Exception):
     def show(self) -> None:
         """Print the message on stderr."""
         lines = "\n".join(safe(line) for line in self.message.splitlines())
-        click.echo(f"hostguard: {lines}", err=True)
+        print(f"hostguard: {lines}", file=sys.stderr)
 
 
 class NotRunning(CliError):

@@ -7,12 +7,14 @@ the writing direction is shown escaped.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from typing import Any
 
 _NARROWEST = 4  # columns; below this a cell says nothing
 
@@ -73,7 +75,11 @@ def fields(pairs: Iterable[tuple[str, object]]) -> str:
 
 def terminal_width() -> int | None:
     """Columns of the terminal, or None if stdout is none: a pipe gets whole values."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
 
 
 def duration(seconds: float) -> str:
@@ -100,7 +106,7 @@ def clock(at_ms: int | None) -> str | None:
     """Local time of ms since the epoch; None stays None."""
     if at_ms is None:
         return None
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
 
 
 def size(count: int | None) -> str | None:

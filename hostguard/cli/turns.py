@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import time
 from typing import Any
 
 import click
@@ -10,7 +9,8 @@ import click
 from hostguard import client
 from hostguard.cli.common import complete_turns, json_option, print_json
 from hostguard.cli.queue import result_pairs
-from hostguard.cli.show import clock, duration, fields, table, terminal_width
+from hostguard.cli.show import clock, fields, terminal_width
+from hostguard.cli.tables import turn_table
 
 
 @click.command()
@@ -40,24 +40,6 @@ def command(id_: str | None, as_json: bool) -> None:
         click.echo(turn_table(answer["turns"], terminal_width()))
     else:
         click.echo("no turn is live")
-
-
-def turn_table(turns: list[Any], width: int | None) -> str:
-    """The live turns, one a line, cut to `width` columns."""
-    now = time()
-    rows = [
-        (
-            turn.get("id") or "-",
-            turn.get("mind") or "-",
-            turn.get("session") or "-",
-            "stopping" if turn.get("stopping") else turn["state"],
-            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
-            turn["unit"],
-            turn.get("description"),
-        )
-        for turn in turns
-    ]
-    return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "UNIT", "DESCRIPTION"), rows, width)
 
 
 def turn_text(turn: Any) -> str:

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard import client
-from hostguard.cli import VERBS, cli, show, when
+from hostguard.cli import VERBS, show, when
+from hostguard.cli.group import cli
 from hostguard.cli.limit import parse_setting
 from hostguard.cli.logs import matches
 

@@ -259,7 +259,7 @@ def test_completion_offers_the_keys(away: StandIn) -> None:
     env = {**away.env, "_HOSTGUARD_COMPLETE": "bash_complete", "COMP_CWORD": "5"}
     env["COMP_WORDS"] = "hostguard pressure replay x --set str"
     done = subprocess.run(
-        [sys.executable, "-c", "from hostguard.cli import cli; cli(prog_name='hostguard')"],
+        [sys.executable, "-c", "from hostguard.cli.group import cli; cli(prog_name='hostguard')"],
         cwd=ROOT, env=env, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert re.findall(r"plain,(\S+)", done.stdout) == ["strained_after=", "strained_await=", "strained_psi="]

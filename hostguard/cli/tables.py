@@ -1,0 +1,80 @@
+"""The minds and the live turns as tables. Pure, but for the time."""
+
+from __future__ import annotations
+
+from time import time
+
+from hostguard.cli.show import clock, duration, ms, table
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def mind_table(minds: list[Any], width: int | None) -> str:
+    """One mind a line, cut to `width` columns."""
+    rows = [
+        (
+            mind["name"],
+            _state(mind),
+            f"{mind['live']}/{mind['cap']}",
+            _sessions(mind),
+            mind["queued"],
+            mind["held"],
+            ms(mind.get("oldest_wait_ms")),
+            _kept(mind),
+            mind.get("user"),
+            mind.get("url") or _command(mind.get("command")),
+        )
+        for mind in minds
+    ]
+    headers = (
+        "NAME", "STATE", "TURNS", "SESSION", "QUEUED", "HELD", "OLDEST", "KEPT", "USER", "COMMAND OR URL",
+    )  # fmt: skip
+    return table(headers, rows, width)
+
+
+def turn_table(turns: list[Any], width: int | None) -> str:
+    """The live turns, one a line, cut to `width` columns."""
+    now = time()
+    rows = [
+        (
+            turn.get("id") or "-",
+            turn.get("mind") or "-",
+            turn.get("session") or "-",
+            "stopping" if turn.get("stopping") else turn["state"],
+            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+            turn["unit"],
+            turn.get("description"),
+        )
+        for turn in turns
+    ]
+    return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "UNIT", "DESCRIPTION"), rows, width)
+
+
+def _state(mind: Any) -> str:
+    """What it does, and whether it sleeps, or will, beside that."""
+    words = [mind["state"]]
+    if mind.get("sleep", "awake") not in ("awake", mind["state"]):
+        words.append(mind["sleep"])
+    text = ", ".join(words)
+    until = clock(mind.get("asleep_until"))
+    return f"{text} until {until}" if until else text
+
+
+def _kept(mind: Any) -> str:
+    """Rows that do not wait for the gate yet, by what they wait for."""
+    return ", ".join(f"{mind[name]} {name}" for name in ("batching", "gated") if mind.get(name))
+
+
+def _sessions(mind: Any) -> str:
+    now = time() * 1000
+    return ", ".join(f"{one['session'] or '-'} {ms(now - one['since'])}" for one in mind.get("sessions", []))
+
+
+def _command(command: Any) -> str:
+    if not isinstance(command, list):
+        return str(command or "")
+    from shlex import join
+
+    return join(command)
