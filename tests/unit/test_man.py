@@ -13,7 +13,8 @@ import click
 import pytest
 
 from hostguard import daemon
-from hostguard.cli import cli, errors, run
+from hostguard.cli import errors, run
+from hostguard.cli.group import cli
 from hostguard.keys import KEYS, UNLIMITED
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.pressure import Settings
