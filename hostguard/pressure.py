@@ -263,7 +263,7 @@ def _changed(state: State, sample: Sample, settings: Settings) -> State:
     if state.pace is not _Pace.FINE or state.calm < _window(state, settings) - _ROUNDING:
         return state
     if state.cap is None:
-        return replace(state, failed=None, failures=0)  # as many as at the last cut, and it stayed calm
+        return replace(state, failed=None)  # as many as at the last cut, and it stayed calm
     # One change a minute is kept for a stall: that cut is never late.
     return state if len(recent) >= CHANGES - 1 else _raised(state, sample)
 
@@ -299,7 +299,6 @@ def _raised(state: State, sample: Sample) -> State:
         calm=0.0,
         changes=(*state.changes, sample.at),
         failed=None if proved else state.failed,
-        failures=0 if proved else state.failures,
         risen=True,
     )
 
