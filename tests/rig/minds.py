@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 MIND = Path(__file__).with_name("mind.py")
-TEMPLATE = Path("/run/systemd/system/hostguard-mind@.service")
+UNITS = Path("/run/systemd/system")
 UNIT = """[Unit]
 StartLimitIntervalSec=0
 [Service]
@@ -54,6 +54,11 @@ class OneMind:
     @property
     def unit(self) -> str:
         return f"hostguard-mind@{self.name}.service"
+
+    @property
+    def file(self) -> Path:
+        """Its unit's, which has its own name: so it goes before the shipped template."""
+        return UNITS / self.unit
 
     def log(self, *whats: str) -> list[dict[str, Any]]:
         """What the mind wrote, of these kinds or all, in order."""
@@ -99,8 +104,10 @@ class Minds:
     ) -> None:
         for mind in self.minds.values():
             self.stop(mind)
-        if TEMPLATE.exists():
-            TEMPLATE.unlink()
+        units = [mind.file for mind in self.minds.values() if mind.file.exists()]
+        for unit in units:
+            unit.unlink()
+        if units:
             subprocess.run(["systemctl", "daemon-reload"], check=True)
 
     def __getitem__(self, name: str) -> OneMind:
@@ -136,8 +143,9 @@ class Minds:
         for mind in services:
             (self.folder / f"{mind.name}.env").write_text(f'ARGS="{" ".join(self._args(mind))}"\n')
         if services:
-            TEMPLATE.parent.mkdir(parents=True, exist_ok=True)
-            TEMPLATE.write_text(UNIT.format(folder=self.folder, python=sys.executable, mind=MIND))
+            UNITS.mkdir(parents=True, exist_ok=True)
+            for mind in services:
+                mind.file.write_text(UNIT.format(folder=self.folder, python=sys.executable, mind=MIND))
             subprocess.run(["systemctl", "daemon-reload"], check=True)
             subprocess.run(["systemctl", "start", *(mind.unit for mind in services)], check=True)
         for mind in chosen:
@@ -155,7 +163,7 @@ class Minds:
 
     def stop(self, mind: OneMind) -> None:
         """Stop the mind; that it runs is not needed."""
-        if mind.service and TEMPLATE.exists():
+        if mind.service and mind.file.exists():
             subprocess.run(["systemctl", "stop", mind.unit], check=True)
         elif mind.process is not None:
             mind.process.kill()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from guard import Guard, run, systemctl, wait_for
 from guarded import LONG_S
-from minds import TEMPLATE, OneMind
+from minds import OneMind
 from resident_host import ResidentHost
 
 from hostguard import paths
@@ -371,8 +371,8 @@ def test_a_unit_that_does_not_start(host: ResidentHost) -> None:
     mind = host.one()
     to_sleep(host, mind)
     wait_for(lambda: not active(mind), LONG_S)
-    good = TEMPLATE.read_text()
-    TEMPLATE.write_text(good.replace("[Service]", "[Service]\nExecStartPre=/bin/false\nRestart=no"))
+    good = mind.file.read_text()
+    mind.file.write_text(good.replace("[Service]", "[Service]\nExecStartPre=/bin/false\nRestart=no"))
     systemctl("daemon-reload")
     host.post("/v1/minds/m/wake")
     row = host.send("m", "x")
@@ -381,7 +381,7 @@ def test_a_unit_that_does_not_start(host: ResidentHost) -> None:
         f"{mind.unit}: " in line["MESSAGE"] for line in host.guard.journal("_SYSTEMD_UNIT=hostguard.service")
     )
     assert host.row(row)["attempts"] == 0
-    TEMPLATE.write_text(good)
+    mind.file.write_text(good)
     systemctl("daemon-reload")
     systemctl("start", mind.unit)
     host.done(row)
@@ -390,8 +390,8 @@ def test_a_unit_that_does_not_start(host: ResidentHost) -> None:
 def test_a_mind_is_woken_while_its_unit_still_stops(host: ResidentHost) -> None:
     mind = host.minds.add("m")
     host.start()
-    slow = TEMPLATE.read_text().replace("[Service]", "[Service]\nExecStop=/bin/sleep 2")
-    TEMPLATE.write_text(slow)
+    slow = mind.file.read_text().replace("[Service]", "[Service]\nExecStop=/bin/sleep 2")
+    mind.file.write_text(slow)
     systemctl("daemon-reload")
     to_sleep(host, mind)
     assert run("systemctl", "show", "--value", "--property=SubState", mind.unit).stdout == "stop\n"
@@ -401,7 +401,7 @@ def test_a_mind_is_woken_while_its_unit_still_stops(host: ResidentHost) -> None:
     assert active(mind)
     host.done(host.send("m", "x"))
     assert not [line for line in host.guard.journal("PRIORITY=3") if mind.unit in line["MESSAGE"]]
-    TEMPLATE.write_text(slow.replace("ExecStop=/bin/sleep 2", ""))
+    mind.file.write_text(slow.replace("ExecStop=/bin/sleep 2", ""))
     systemctl("daemon-reload")
 
 
