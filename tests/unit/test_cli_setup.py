@@ -1,4 +1,4 @@
-"""Drop-ins from the command line: what `hostguard mind add` and `hostguard setup` write, and when they write nothing."""
+"""Drop-ins from the command line: what `mind add` and `setup` write, and when they write nothing."""
 
 from __future__ import annotations
 
