@@ -72,6 +72,14 @@ SCENARIOS = [
         400,
         "5 strained 1, 305 calm 1, 325 calm -",
     ),
+    (
+        "spikes of 1.2 s, each of which takes a second off the calm, make the way back longer",
+        World(
+            turns=1, cap=2, psi=None, think=0.5, stops=[(20, 24)], service=lambda at: 1.2 * (at > 30 and at % 8 < 0.6) + 0.01
+        ),
+        100,
+        "21.5 stalled 1, 28.5 calm 1, 57.2 calm -",
+    ),
     ("the band alone cuts nothing", World(turns=1, think=0, service=lambda _: 0.35), 300, ""),
     (
         "cold start on a stalled disk: the first look decides nothing, the next ones do",
