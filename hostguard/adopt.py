@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hostguard import sessions
@@ -145,6 +145,12 @@ class Adopter:
         if last is None or waits or moved != last.moved or used - last.cpu_s > BUSY * (now - last.at):
             visit.last = last = Seen(now, used, moved)
         return int((now - last.at) * 1000)
+
+    def stood_still(self, unit: str, seconds: float) -> None:
+        """The turn's processes could not do anything for so long."""
+        visit = self._visits.get(unit)
+        if visit is not None and visit.last is not None:
+            visit.last = replace(visit.last, at=min(visit.last.at + seconds, time.monotonic()))
 
     def _cpu_s(self, visit: Visit) -> float:
         used = 0.0

@@ -129,7 +129,7 @@ class Daemon:
         self.manager.closing = True
         self.scheduler.close()
         self.sleeper.close()
-        self.manager.watcher.close()
+        await self.manager.watcher.close()
         await self.kept.close()
         server.end()
         await self.endpoint.close()

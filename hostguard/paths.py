@@ -29,6 +29,7 @@ SOCKET = RUNTIME / "hostguard.sock"
 LOCK = RUNTIME / "gate.lock"  # flock: its holder, and nobody else, admits turns
 TURNS = RUNTIME / "turns"  # one exit record per turn
 SESSIONS = RUNTIME / "sessions.json"  # see sessions.py
+FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # see undo.py
 DATABASE = STATE / "queue.db"
 
 # As in systemd: a drop-in in /etc beats one of the same name in /run.

@@ -267,6 +267,8 @@ class Runner:
 
     async def stop(self, turn: Turn) -> None:
         """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost."""
+        with suppress(SystemdError):  # it is gone
+            await self.systemd.thaw(turn.live.unit)  # since version 255 systemd stops nothing that is frozen
         turn.stopped = True
         await self.systemd.stop_unit(turn.live.unit)
 

@@ -216,6 +216,35 @@ class Systemd:
         """
         await self._call("StopUnit", "ss", [unit, "replace"])
 
+    async def freeze(self, unit: str) -> None:
+        """Freeze a unit's processes, and wait until all are: one that waits for a disk is not until then.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._call("FreezeUnit", "s", [unit])
+
+    async def thaw(self, unit: str) -> None:
+        """Let a unit go on that is frozen or about to be. Raises SystemdError, SystemdLost."""
+        await self._call("ThawUnit", "s", [unit])
+
+    async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
+        """The slice's IOWriteBandwidthMax: (node, bytes/s) each. Raises SystemdError, SystemdLost."""
+        path = await self._call("LoadUnit", "s", [slice_])
+        interface = "org.freedesktop.systemd1.Slice"
+        body = [interface, "IOWriteBandwidthMax"]
+        found = await self._call("Get", "ss", body, f"{DBUS}.Properties", path[0])
+        return [(node, limit) for node, limit in found[0].value]
+
+    async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
+        """Set the slice's IOWriteBandwidthMax to these alone, until the next boot.
+
+        Raises SystemdError, SystemdLost.
+        """
+        # An empty list takes all away; any other is laid over what is there.
+        lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
+        values = [["IOWriteBandwidthMax", Variant("a(st)", value)] for value in lists[: 1 + bool(limits)]]
+        await self._call("SetUnitProperties", "sba(sv)", [slice_, True, values])
+
     async def scopes(self) -> list[Scope]:
         """Live scopes in our slices. Raises SystemdError, SystemdLost."""
         async with self._listing:

@@ -253,6 +253,8 @@ def pressure(manager: Manager) -> Json:
         "live": len(manager.runner.live),
         "in_flight": last.disk.in_flight if last and last.disk else None,
         **_rates(recent[-2:]),
+        "frozen": list(watcher.freezer.frozen),
+        "tightened": watcher.tightener.limit is not None,
         "changes": [asdict(change) for change in watcher.changes],
         "samples": [asdict(sample) for sample in recent],
     }

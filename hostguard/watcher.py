@@ -1,7 +1,7 @@
 """The loop that watches the disk: sample, rule, cap. While nothing runs and all is calm it does not tick.
 
 Nothing here waits for a disk or for systemd: what the kernel says is read from memory, the rule is pure, and
-what is done beyond the cap is done beside the loop (acting.py).
+what is done beyond the cap is done beside the loop (freezing.py, tightening.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 from hostguard.clock import now_ms
 from hostguard.device import Device
 from hostguard.events import Event
-from hostguard.pressure import Settings, State, step
+from hostguard.freezing import Freezer
+from hostguard.pressure import Level, Settings, State, step
 from hostguard.samples import Sample
 from hostguard.sampling import Sampler, boottime
+from hostguard.tightening import Tightener
 from hostguard.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Watcher:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self.device = Device(None, None, "not looked at yet")
         self.sampler = Sampler(self.device)
+        runner = manager.runner
+        self.freezer = Freezer(runner, manager.events, manager.residents.stood_still)
+        self.tightener = Tightener(runner.systemd)
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -64,6 +69,8 @@ class Watcher:
 
     def start(self, device: Device) -> None:
         """Begin to watch the disk. Call it once systemd is connected: the slice's place is known then."""
+        self.freezer.open()
+        self.tightener.open()
         self.use(device)
         log.info("PSI trigger: %s", self._trigger.open())
 
@@ -73,12 +80,15 @@ class Watcher:
             self.state = State(floor=self._settings.floor)
         self.device = device
         self.sampler = Sampler(device, self._manager.runner.systemd.control_group)
+        self._act()
         self.poke()
 
-    def close(self) -> None:
-        """Look no more."""
+    async def close(self) -> None:
+        """Look no more, and undo what was done for a time."""
         self._trigger.close()
         self._set_timer(math.inf)
+        await self.freezer.close()
+        await self.tightener.close()
 
     def poke(self) -> None:
         """Something changed: if nobody looks and a turn runs, look now, for the next look to compare with."""
@@ -120,11 +130,24 @@ class Watcher:
                 self._tell(before)
             if before.admit != self.state.admit:
                 manager.pump()
+            self._act()
         finally:  # whatever fails: the guard goes on looking
             self._set_timer(self._next())
 
+    def _act(self) -> None:
+        settings = self._settings
+        if settings.on_stall == "freeze" and not self._manager.policy.paused():
+            self.freezer.follow(self.state, settings.freeze_max)
+        else:
+            self.freezer.thaw_all()
+        wanted = None
+        if settings.tighten is not None and self.device.node and self.state.level is not Level.CALM:
+            wanted = (self.device.node, settings.tighten)
+        self.tightener.follow(wanted)
+
     def _next(self) -> float:
-        awake = self._readers or asyncio.get_running_loop().time() < self._awake_until
+        acts = self.freezer.frozen or self.tightener.limit
+        awake = self._readers or acts or asyncio.get_running_loop().time() < self._awake_until
         return min(self.state.wait, TICK_S) if awake else self.state.wait
 
     def _set_timer(self, seconds: float) -> None:
@@ -142,12 +165,12 @@ class Watcher:
     def _tell(self, before: State) -> None:
         now = self.state
         self.changes.append(Change(now_ms(), now.level, now.cap, now.evidence))
-        cap = "" if now.cap == before.cap else f"; cap {_cap(before.cap)} -> {_cap(now.cap)}"
+        cap = "" if now.cap == before.cap else f"; cap {self._cap(before)} -> {self._cap(now)}"
         self._manager.events.emit(
             Event.PRESSURE, f"{now.level}: {now.evidence}{cap}", level=str(now.level), cap=now.cap,
             evidence=now.evidence, live=len(self._manager.runner.live),
         )  # fmt: skip
 
-
-def _cap(cap: int | None) -> str:
-    return "unlimited" if cap is None else str(cap)
+    def _cap(self, state: State) -> str:
+        cap = self._manager.policy.global_cap() if state.cap is None else state.cap
+        return "unlimited" if cap is None else str(cap)
