@@ -232,9 +232,8 @@ class Runner:
         # An earlier guard's turn is timed by the wall clock, which is all that was stored.
         ran_s = time.time() - turn.since / 1000 if turn.begun is None else time.monotonic() - turn.begun
         if turn.resident is not None:
-            return turns.resident_ending(
-                turn.record, turn.stopped, ran_s, turn.max_turn, turn.resident.posted
-            )
+            posted, ours = turn.resident.posted, turn.begun is not None
+            return turns.resident_ending(turn.record, turn.stopped, ran_s, turn.max_turn, posted, ours)
         return turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn, turn.delivery.kind)
 
     def _ended(self, turn: Turn) -> None:
@@ -267,9 +266,9 @@ class Runner:
 
     async def stop(self, turn: Turn) -> None:
         """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost."""
+        turn.stopped = True
         with suppress(SystemdError):  # it is gone
             await self.systemd.thaw(turn.live.unit)  # since version 255 systemd stops nothing that is frozen
-        turn.stopped = True
         await self.systemd.stop_unit(turn.live.unit)
 
     # -- what systemd tells

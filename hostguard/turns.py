@@ -203,14 +203,16 @@ def ending(
 
 
 def resident_ending(
-    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, posted: bool
+    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, posted: bool, ours: bool
 ) -> Ending:
     """How a turn of a resident mind ended of which only is known that its scope is empty.
 
-    `posted`: the mind confirmed the message. One that it did not is offered again, with the same key.
+    `posted`: the mind confirmed the message. One that it did not is offered again, with the same key; that
+    counts as an attempt if the mind had all of max_turn for it. `ours`: no earlier guard began the turn, and
+    did not come to post it.
     """
-    if max_turn is not None and ran_s >= max_turn and record is not None:
-        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)")
+    if max_turn is not None and ran_s >= max_turn and record is not None and (posted or ours):
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", failed=not posted)
     if stopped:
         return Ending("stopped", "was asked to stop")
     if not posted:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hostguard.turns import Record, backoff, ending, parse_record, result, row_of, turn_id
+from hostguard.turns import Record, backoff, ending, parse_record, resident_ending, result, row_of, turn_id
 
 RAN = Record(released=True)
 
@@ -66,6 +66,24 @@ def test_ending(record, stopped, ran, max_turn, outcome, failed, back, status):
 )  # fmt: skip
 def test_parse_record(text, record):
     assert parse_record(text) == record
+
+
+@pytest.mark.parametrize(
+    ("stopped", "ran", "posted", "ours", "outcome", "failed", "back"),
+    [
+        (False, 1, True, True, "gone", False, False),
+        (False, 1, False, True, "dismissed", False, True),
+        (True, 1, True, True, "stopped", False, False),
+        (False, 9, True, True, "timeout", False, False),
+        (False, 9, True, False, "timeout", False, False),
+        # Of what the mind never confirmed nothing is over: it comes again.
+        (False, 9, False, True, "timeout", True, False),
+        (False, 9, False, False, "dismissed", False, True),
+    ],
+)
+def test_how_a_resident_minds_turn_ended(stopped, ran, posted, ours, outcome, failed, back):
+    end = resident_ending(Record(anchor=5), stopped, ran, 8, posted, ours)
+    assert (end.outcome, end.failed, end.back) == (outcome, failed, back)
 
 
 def test_backoff_doubles_up_to_five_minutes():
