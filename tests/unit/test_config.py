@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hostguard import config, keys, units
 from hostguard.model import Config, Limits
+from hostguard.pressure import Settings
 
 ME = pwd.getpwuid(os.getuid())
 Write = Callable[..., Path]
@@ -63,6 +64,15 @@ GOOD = [
     ('[turn]\nmax_turn = "30d"', {"turn": Limits(max_turn=30 * 86400)}, "the upper bound"),
     ("[turn]\nmax_turn = 90", {"turn": Limits(max_turn=90)}, "a plain number is seconds"),
     ('[turn]\nmax_turn = "unlimited"', {}, "a limit can be taken away"),
+    ("[pressure]\nstall_after = 2", {"pressure": Settings(stall_after=2.0)}, "a plain number is seconds"),
+    ("[pressure]\nstall_after = 0.5", {"pressure": Settings(stall_after=0.5)}, "fractions; the lower bound"),
+    ("[pressure]\nstrained_await = '800ms'", {"pressure": Settings(strained_await=0.8)}, "ms"),
+    ("[pressure]\nstall_after = '2.5s'", {"pressure": Settings(stall_after=2.5)}, "fractions in a string"),
+    ("[pressure]\nhold_off = '1m 30s'", {"pressure": Settings(hold_off=90.0)}, "units add up"),
+    ("[pressure]\nfloor = 3", {"pressure": Settings(floor=3)}, "more than one always"),
+    ("[pressure]\non_stall = 'freeze'", {"pressure": Settings(on_stall="freeze")}, "asked for"),
+    ("[pressure]\ntighten = '2M'", {"pressure": Settings(tighten=2_000_000)}, "as systemd: steps of 1000"),
+    ("[pressure]\ntighten = 'unlimited'", {}, "left alone"),
     ("[device]\npath = '/dev/mmcblk0'", {"device_path": "/dev/mmcblk0"}, "a disk by name"),
     ("[device]\npath = 'none'", {"device_path": "none"}, "no disk"),
     ("\ufeff[limits]\r\nrows_per_mind = 5\r\n", {"rows_per_mind": 5}, "a Windows editor's BOM and line ends"),
@@ -96,6 +106,18 @@ BAD = [
      "Did you mean global_concurrent_turns?", "a typo must not mean unlimited"),
     ("global_concurrent_turns = 2", "global_concurrent_turns", "Did you mean limits.global_concurrent_turns?",
      "the right key without its section"),
+    ("[pressure]\nfloor = 0", "pressure.floor", "from 1 to", "work must always go on"),
+    ("[pressure]\nstall_after = true", "pressure.stall_after", "found true", "bool is an int to Python"),
+    ("[pressure]\nstall_after = nan", "pressure.stall_after", "0.5 to 60 seconds", "TOML has nan"),
+    ("[pressure]\ncalm_window = inf", "pressure.calm_window", "1 second to 1 hour", "TOML has inf"),
+    ("[pressure]\nstall_after = '400ms'", "pressure.stall_after", "0.5 to 60 seconds", "below the bound"),
+    ("[pressure]\nhold_off = '2h'", "pressure.hold_off", "1 second to 1 hour", "above the bound"),
+    ("[pressure]\nhold_off = '1.5min'", "pressure.hold_off", 'found "1.5min"', "fractions of s and ms only"),
+    ("[pressure]\non_stall = 'kill'", "pressure.on_stall", 'one of "none", "freeze"', "turns are never killed"),
+    ("[pressure]\ntighten = 0", "pressure.tighten", "at least 1", "0 would stop all"),
+    ("[pressure]\ncalm_await = 0.5", "pressure", "calm_await 0.5 s is not below strained_await 0.5 s",
+     "without a band between them it would flap"),
+    ("[pressure]\nstrained_await = '100ms'", "pressure", "is not below strained_await 0.1 s", "the same"),
     ("limits = 3", "limits", "found 3; allowed: a table", "a key where a section belongs"),
     ("[limit]\nmind_concurrent_turns = 1", "limit", "Did you mean limits?", "a typo in a section"),
     ("[turn]\nio_weight = 0", "turn.io_weight", "from 1 to 10000", "cgroup v2 has no weight 0"),

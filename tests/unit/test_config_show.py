@@ -54,6 +54,17 @@ TURN = st.fixed_dictionaries(
         "max_turn": TIME | st.just("unlimited"),
     },
 )
+PRESSURE = st.fixed_dictionaries(
+    {},
+    optional={
+        "floor": st.integers(1, 1_000_000),
+        **dict.fromkeys(("stall_after", "calm_window", "freeze_max"), st.floats(1, 60) | st.integers(1, 60)),
+        "strained_await": st.floats(0.21, 60),
+        "calm_await": st.floats(0.001, 0.2),
+        "on_stall": st.sampled_from(["none", "freeze"]),
+        "tighten": AMOUNT,
+    },
+)
 GLOBS = st.lists(WORD, max_size=3)
 WAKE_ON = st.fixed_dictionaries(
     {}, optional={"dm": st.booleans(), "mention": st.booleans(), "channels": GLOBS, "senders": GLOBS}
@@ -104,6 +115,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
             optional={
                 "limits": st.fixed_dictionaries({}, optional={"mind_concurrent_turns": COUNT}),
                 "turn": TURN,
+                "pressure": PRESSURE,
                 "events": st.just({"listen": "[::1]:4200"}),
             },
         )
