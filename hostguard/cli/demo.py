@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -9,13 +10,15 @@ import click
 from hostguard import paths
 from hostguard.cli.common import json_option, print_json
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.demo import draw, guarded, plain
+from hostguard.demo import draw, guarded, plain, stopped
 from hostguard.demo.host import prepared
-from hostguard.demo.plan import BLOCK, SIZE, SIZE_MAX
-from hostguard.demo.results import failures
+from hostguard.demo.plan import BLOCK, SIZE, SIZE_MAX, STOP_MAX_S, STOP_S
+from hostguard.demo.results import failures, stop_failures
 from hostguard.demo.signals import Signals
 from hostguard.demo.view import choose
 from hostguard.keys import size as read_size
+
+STOP_FILE = "CARD_STOP"  # in the environment: packaging/quickstart names the file that stops its card
 
 
 def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -44,15 +47,24 @@ def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     callback=parse_size,
     help="What each turn writes.",
 )
+@click.option(
+    "--stop",
+    "stop_s",
+    type=click.FloatRange(0, STOP_MAX_S),
+    metavar="SECONDS",
+    help=f"How long the card stands still the third time; 0: there is none.  [default: {STOP_S:g}]",
+)
 @json_option
-def command(base: Path | None, size: int, as_json: bool) -> int:
+def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -> int:
     """Replay the incident, unguarded and guarded.
 
     Three heartbeats fire in the same second and a message to a channel wakes twelve minds; each of these
     15 turns writes to the device. First as plain processes, then under the guard with a global cap of 2.
     A bystander writes 4 KiB and flushes it four times a second, and tells what it felt.
 
-    It needs root. While it runs the host has minds demo-* and a channel #demo, and in the second half a
+    With packaging/quickstart, whose card can be stopped, once more, and the card stands still meanwhile.
+
+    It needs root. While it runs the host has minds demo-* and a channel #demo, and under the guard a
     global cap of 2 for everybody. All that is undone at the end, after an error and after Ctrl-C.
 
     \b
@@ -60,17 +72,24 @@ def command(base: Path | None, size: int, as_json: bool) -> int:
       hostguard demo
       hostguard demo --dir /mnt/card --size 3M
     """
+    stop_file = os.environ.get(STOP_FILE)
+    if stop_s and stop_file is None:
+        raise CliError("only the card of packaging/quickstart can be stopped: leave --stop out")
     view, width, ink = choose(as_json)
     signals = Signals()
     with signals.caught(), prepared(base or paths.STATE, size, signals) as host:
         before = plain.run(host, view, signals)
         host.clear()
         after = guarded.run(host, view, signals)
-    broken = failures(before, after)
+        third = stop = None
+        if stop_file is not None and stop_s != 0:
+            host.clear()
+            third, stop = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
+    broken = failures(before, after, *filter(None, [third])) + (stop_failures(stop) if stop else [])
     if as_json:
-        print_json(draw.as_dict(before, after, broken, str(base or paths.STATE), size))
+        print_json(draw.as_dict(before, after, broken, str(base or paths.STATE), size, third, stop))
     else:
-        click.echo(draw.summary(before, after, width, ink))
+        click.echo(draw.summary(before, after, width, ink, third, stop))
     for text in broken:
         CliError(text).show()
     return FAILED if broken else 0

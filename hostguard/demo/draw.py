@@ -8,7 +8,7 @@ from typing import Any
 
 from hostguard.cli.show import cut, table
 from hostguard.demo.plan import CAP, MINDS
-from hostguard.demo.results import Phase, Turn, most_at_once
+from hostguard.demo.results import Phase, Stop, Turn, most_at_once
 
 NARROWEST = 20  # columns of a timeline's bars; below this they say nothing
 WIDTH = 100  # where stdout is no terminal
@@ -131,11 +131,37 @@ def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
     return _table(("", "UNGUARDED", "GUARDED", "RATIO"), rows, width, with_)
 
 
-def summary(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
+def stood(stop: Stop, phase: Phase) -> list[tuple[str, str]]:
+    """What is to be said of the card that stopped."""
+    answers = f"{stop.answers.count} times, p99 {seconds(stop.answers.p99)}"
+    return [
+        ("the guard said so after", seconds(stop.told)),
+        ("and let run at once", "-" if stop.cap is None else f"{stop.cap}, before that {CAP}"),
+        ("turns that started meanwhile", str(stop.started)),
+        ("its status was answered", answers),
+        ("the whole cap was back after", seconds(stop.back)),
+        (
+            "turns that ran to their end",
+            f"{sum(turn.exit == 0 for turn in phase.turns)} of {len(phase.turns)}",
+        ),
+    ]
+
+
+def summary(
+    unguarded: Phase,
+    guarded: Phase,
+    width: int,
+    with_: Ink,
+    stopped: Phase | None = None,
+    stop: Stop | None = None,
+) -> str:
     """All that the demo has to say."""
-    scale = max(unguarded.total, guarded.total)
+    phases = [(unguarded, "all at once"), (guarded, f"a global cap of {CAP}")]
+    if stopped is not None and stop is not None:
+        phases.append((stopped, f"the card stands still from {stop.at:.1f} s to {stop.going:.1f} s"))
+    scale = max(phase.total for phase, _ in phases)
     parts = []
-    for phase, said in ((unguarded, "all at once"), (guarded, f"a global cap of {CAP}")):
+    for phase, said in phases:
         rows = timeline(phase.turns, phase.total, scale, width, with_)
         parts.append("\n".join([f"{phase.name.capitalize()}: {len(phase.turns)} turns, {said}", *rows]))
     parts.append("Holds under the guard\n" + holds(guarded.turns, width, with_))
@@ -143,11 +169,22 @@ def summary(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
         "What a bystander felt, who writes 4 KiB and flushes it four times a second\n"
         + compared(unguarded, guarded, width, with_)
     )
+    if stopped is not None and stop is not None:
+        told = stood(stop, stopped)
+        wide = max(len(name) for name, _ in told)
+        lines = [f"{name:{wide}}  {value}" for name, value in told]
+        parts.append("\n".join([f"When the card stood still for {seconds(stop.seconds)}", *lines]))
     return "\n\n".join(parts)
 
 
 def as_dict(
-    unguarded: Phase, guarded: Phase, failures: Sequence[str], folder: str, size: int
+    unguarded: Phase,
+    guarded: Phase,
+    failures: Sequence[str],
+    folder: str,
+    size: int,
+    stopped: Phase | None = None,
+    stop: Stop | None = None,
 ) -> dict[str, Any]:
     """The same as JSON. Times in seconds."""
     before, after = unguarded.felt, guarded.felt
@@ -157,6 +194,7 @@ def as_dict(
         "cap": CAP,
         "unguarded": _phase(unguarded),
         "guarded": _phase(guarded),
+        "stopped": None if stopped is None or stop is None else {**_phase(stopped), "stop": asdict(stop)},
         "ratio": {
             name: getattr(before, name) / getattr(after, name) if getattr(after, name) else None
             for name in ("p50", "p99", "max")

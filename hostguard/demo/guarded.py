@@ -1,10 +1,10 @@
-"""The second phase: the same turns through the guard, with a global cap."""
+"""The second phase, and the third: the same turns through the guard, with a global cap."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +19,30 @@ from hostguard.demo.view import View
 from hostguard.demo.watch import Events, Scopes
 
 NAME = "guarded"
+SAID = f"{len(WAKES)} turns start in the same second, with a global cap of {CAP}"
 STUCK_S = 300.0  # without an event: turns of others may fill the cap for a while, but not for ever
 LOOK_S = 0.1
 SEND_S = 0.5  # the heartbeats are on their way by then
 FINAL_S = 60  # for a row's end to be stored, on a device that has been kept busy
 
 
-def run(host: Host, view: View, signals: Signals) -> Phase:
-    """Run the phase. Raises CliError, OSError."""
+def run(
+    host: Host,
+    view: View,
+    signals: Signals,
+    name: str = NAME,
+    said: str = SAID,
+    meanwhile: Callable[[float], bool] = lambda at: True,
+) -> Phase:
+    """Run the phase. Raises CliError, OSError.
+
+    `meanwhile` is called often, with the seconds since the start, at least until it returns True.
+    """
     with signals.held():
         host.set_cap()
     bystander = Bystander(host.folder / "bystander")
     try:
-        view.phase(NAME, f"{len(WAKES)} turns start in the same second, with a global cap of {CAP}")
+        view.phase(name, said)
         with Events() as events, Scopes() as scopes:
             start = math.ceil(time.time() + SEND_S)
             turns = {
@@ -44,9 +55,9 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
             for row in _send(CHANNEL, "main"):
                 due = max(0.0, row["created_at"] / 1000 - start)
                 turns[row["id"]] = Turn(shown(row["mind"]), "message", due, id=row["id"])
-            _follow(turns, events, start, view, bystander)
+            _follow(turns, events, start, view, bystander, meanwhile)
             over = tuple(_stored(turn, start) for turn in turns.values())
-        phase = Phase(NAME, over, bystander.end(start), scopes.most)
+        phase = Phase(name, over, bystander.end(start), scopes.most)
         view.over(phase)
         return phase
     finally:
@@ -65,12 +76,21 @@ def _send(to: str, session: str, not_before: int | None = None) -> list[dict[str
     return rows
 
 
-def _follow(turns: dict[int, Turn], events: Events, start: float, view: View, bystander: Bystander) -> None:
-    """Keep `turns` as the events tell, until all are over. Raises CliError."""
+def _follow(
+    turns: dict[int, Turn],
+    events: Events,
+    start: float,
+    view: View,
+    bystander: Bystander,
+    meanwhile: Callable[[float], bool],
+) -> None:
+    """Keep `turns` as the events tell, until all are over, and so is `meanwhile`. Raises CliError."""
     heard = time.monotonic()
-    while any(turn.ended is None for turn in turns.values()):
+    while not meanwhile(time.time() - start) or any(turn.ended is None for turn in turns.values()):
         event = events.next(LOOK_S)
-        if event is not None and event.get("delivery") in turns:
+        if event is not None and event["type"] == "pressure":
+            view.line(event["at"] / 1000 - start, "disk", event["text"])
+        elif event is not None and event.get("delivery") in turns:
             heard = time.monotonic()
             at = event["at"] / 1000 - start
             turn, word, said = after(turns[event["delivery"]], event, at)

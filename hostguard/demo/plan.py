@@ -29,6 +29,9 @@ CAP = 2
 BLOCK = 512 << 10  # bytes written between two flushes, as in facts.md's table
 SIZE = 6 << 20  # bytes per turn: 15 turns keep a card of 4 MB/s busy for 24 s
 SIZE_MAX = 1 << 30
+STOP_AFTER_S = 1.0  # turns are at work then, however small
+STOP_S = 10.0
+STOP_MAX_S = 600.0
 MAX_TURN = "10min"  # ends turns that a killed demo left behind
 
 

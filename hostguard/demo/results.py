@@ -8,6 +8,9 @@ from math import ceil
 
 from hostguard.demo.plan import CAP
 
+TOLD_S = 3.0  # the guard tells of a stall within 2 s; on a busy machine a little later
+ANSWER_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -76,6 +79,29 @@ class Felt:
     max: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What the guard made of a card that stopped `at`, and was `going` again; both since the phase's start.
+
+    `told`: from the stop to the guard's word of it, None if there was none. `cap`: what it let run from then
+    on. `started`: how many turns started until the card went on. `answers`: how long its status took in that
+    time. `back`: from there to the whole cap, None if that did not come back.
+    """
+
+    at: float
+    going: float
+    told: float | None
+    cap: int | None
+    started: int
+    answers: Felt
+    back: float | None
+
+    @property
+    def seconds(self) -> float:
+        """How long the card stood still."""
+        return self.going - self.at
+
+
 def felt(took: Iterable[float]) -> Felt:
     """The figures of these times; all 0 if there are none."""
     ordered = sorted(took)
@@ -102,25 +128,47 @@ def most_at_once(turns: Iterable[Turn]) -> int:
     return most
 
 
-def failures(unguarded: Phase, guarded: Phase) -> list[str]:
+def failures(unguarded: Phase, *guarded: Phase) -> list[str]:
     """A sentence for each promise that was broken; none if all were kept."""
     broken = [
         f"{phase.name}: {turn.name}: {turn.outcome}"
-        for phase in (unguarded, guarded)
+        for phase in (unguarded, *guarded)
         for turn in phase.turns
         if turn.exit != 0
     ]
     broken += [
-        f"{phase.name}: the bystander wrote nothing" for phase in (unguarded, guarded) if not phase.felt.count
+        f"{phase.name}: the bystander wrote nothing"
+        for phase in (unguarded, *guarded)
+        if not phase.felt.count
     ]
-    if (at_once := most_at_once(guarded.turns)) > CAP:
-        broken.append(f"{guarded.name}: {at_once} turns ran at once, the cap was {CAP}")
-    if guarded.scopes > CAP:
-        broken.append(f"{guarded.name}: {guarded.scopes} scopes lived at once, the cap was {CAP}")
-    return broken + [
-        f"{guarded.name}: {late.name} ({late.id}) started before {early.name} ({early.id})"
-        for early, late in overtakings(guarded.turns)
-    ]
+    for phase in guarded:
+        if (at_once := most_at_once(phase.turns)) > CAP:
+            broken.append(f"{phase.name}: {at_once} turns ran at once, the cap was {CAP}")
+        if phase.scopes > CAP:
+            broken.append(f"{phase.name}: {phase.scopes} scopes lived at once, the cap was {CAP}")
+        broken += [
+            f"{phase.name}: {late.name} ({late.id}) started before {early.name} ({early.id})"
+            for early, late in overtakings(phase.turns)
+        ]
+    return broken
+
+
+def stop_failures(stop: Stop) -> list[str]:
+    """The same of the promises for a card that stops."""
+    broken = []
+    if stop.told is None:
+        broken.append("the guard did not say that the card stalls")
+    elif stop.told > TOLD_S:
+        broken.append(f"the guard said only after {stop.told:.1f} s that the card stalls")
+    elif stop.cap != CAP // 2:
+        broken.append(f"the cap was {stop.cap} while the card stalled, and not {CAP // 2}")
+    if stop.started:
+        broken.append(f"{stop.started} turns started while the card stalled")
+    if stop.answers.p99 > ANSWER_S:
+        broken.append(f"the status took {stop.answers.p99:.1f} s while the card stalled")
+    if stop.back is None:
+        broken.append("the cap did not come back")
+    return [f"stopped: {text}" for text in broken]
 
 
 def overtakings(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:

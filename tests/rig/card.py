@@ -8,7 +8,8 @@ statistics and I/O pressure of its own. Needs root, nbdkit with its python plugi
         (card.mount / "file").write_text("slow")
         card.stop()  # from now on nothing completes
 
-As a command: card.py --mount DIR -- COMMAND... runs COMMAND while the card is at DIR.
+As a command: card.py --mount DIR -- COMMAND... runs COMMAND while the card is at DIR. It is stopped while the
+file is there that CARD_STOP names.
 
 While a card is stopped, whoever writes to it cannot be killed, and sync(2) hangs for the whole machine. So
 keep stops short, and block children rather than the card's owner: when the thread that made the card ends, by
@@ -69,7 +70,6 @@ class Card:
         self.size_mib = size_mib
         self._wanted_mount = mount
         self._speed = {"read_delay": 0.0, "write_delay": write_delay_ms / 1000, "rate": rate}
-        self._stopped = False
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Card:
@@ -85,13 +85,11 @@ class Card:
 
     def stop(self) -> None:
         """Nothing that is asked of the card completes from now on."""
-        self._stopped = True
-        self._write_settings()
+        self.stop_file.touch()
 
     def go(self) -> None:
         """The end of `stop`."""
-        self._stopped = False
-        self._write_settings()
+        self.stop_file.unlink(missing_ok=True)
 
     def set_rate(self, rate: float | None) -> None:
         """Bytes/s, None for no limit. Holds for requests under way too."""
@@ -108,19 +106,20 @@ class Card:
     def _write_settings(self, full_speed: bool = False) -> None:
         speed = dict.fromkeys(self._speed, 0.0) if full_speed else self._speed
         new = self.folder / "settings.new"
-        new.write_text(json.dumps({**speed, "stopped": self._stopped and not full_speed}))
+        new.write_text(json.dumps(speed))
         new.replace(self.folder / "settings")
 
     def _make(self) -> None:
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix="card-", dir=BASE))
+        self.stop_file = self.folder / "stop"
         self._undo.callback(_discard, self.folder)
         self._undo.enter_context(_locked(self.folder / "lock"))
         self.mount = self._wanted_mount or self.folder / "mount"
         self._write_settings(full_speed=True)
         image = self.folder / "fuse" / "card"
         image.parent.mkdir()
-        memory = [str(PLUGIN), f"size={self.size_mib << 20}", f"settings={self.folder}/settings"]
+        memory = [str(PLUGIN), f"size={self.size_mib << 20}", f"folder={self.folder}"]
         # Each dies with the one that started it. A session of their own, so that Ctrl-C leaves them to us.
         die = ["setpriv", "--pdeathsig", "KILL"]
         command = [*die, "nbdfuse", str(image), "[", *die, "nbdkit", "-f", "python", *memory, "]"]
@@ -142,6 +141,7 @@ class Card:
             _run("mount", "-t", "ext4", "-o", "noatime", self.device, self.mount)
         self._undo.callback(_unmount, self.mount, self.device)
         self._undo.callback(self._write_settings, full_speed=True)
+        self._undo.callback(self.go)
         self._write_settings()
 
 
@@ -236,7 +236,7 @@ def _discard(folder: Path) -> None:
 
 
 def main() -> int:
-    """Run a command while a card is there, with its device in CARD_DEVICE; returns the command's status."""
+    """Run a command while a card is there, with CARD_DEVICE and CARD_STOP set; returns the command's status."""
     parser = argparse.ArgumentParser(description="Run a command while a slow card is mounted.")
     parser.add_argument("--mount", type=Path, required=True, help="where the card's file system shall be")
     parser.add_argument("--size-mib", type=int, default=256)
@@ -249,7 +249,8 @@ def main() -> int:
         with Card(
             mount=args.mount, size_mib=args.size_mib, write_delay_ms=args.write_delay_ms, rate=args.rate
         ) as card:
-            child = subprocess.Popen(args.command, env={**os.environ, "CARD_DEVICE": card.device})
+            told = {"CARD_DEVICE": card.device, "CARD_STOP": str(card.stop_file)}
+            child = subprocess.Popen(args.command, env=os.environ | told)
             # The terminal sends Ctrl-C to the command too: its end is ours.
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGTERM, lambda *_: child.terminate())

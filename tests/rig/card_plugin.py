@@ -1,11 +1,12 @@
 """The memory of a slow card, as an nbdkit plugin. Used by card.py only.
 
-nbdkit's own delay filter cannot be changed while it runs; here the settings file is read at each request.
-Like a real card it does one thing at a time, and while it is stopped it completes nothing.
+nbdkit's own delay filter cannot be changed while it runs; here the file `settings` in the card's folder is read
+at each request. Like a real card it does one thing at a time, and while there is a file `stop` it completes nothing.
 """
 
 import builtins
 import json
+import os
 import time
 from typing import Any
 
@@ -13,15 +14,15 @@ API_VERSION = 2
 POLL_S = 0.005  # how soon a changed setting is seen
 
 _memory = bytearray()
-_settings = ""
+_folder = ""
 
 
 def config(key: str, value: str) -> None:
-    global _memory, _settings
+    global _memory, _folder
     if key == "size":
         _memory = bytearray(int(value))
-    elif key == "settings":
-        _settings = value
+    elif key == "folder":
+        _folder = value
     else:
         raise ValueError(f"unknown parameter {key}")
 
@@ -41,10 +42,10 @@ def can_multi_conn(handle: int) -> bool:
 def _take_time(delay: str, size: int) -> None:
     began = time.monotonic()
     while True:
-        with builtins.open(_settings) as file:  # nbdkit wants its own open above
+        with builtins.open(f"{_folder}/settings") as file:  # nbdkit wants its own open above
             now: dict[str, Any] = json.load(file)
         left = began + now[delay] + (size / now["rate"] if now["rate"] else 0) - time.monotonic()
-        if left <= 0 and not now["stopped"]:
+        if left <= 0 and not os.path.exists(f"{_folder}/stop"):
             return
         time.sleep(min(left, POLL_S) if left > 0 else POLL_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from card import BASE
 from guard import ROOT, Guard, run, wait_for
 
-COMMAND = [str(ROOT / "packaging/quickstart"), "--size", "512K"]
+COMMAND = [str(ROOT / "packaging/quickstart"), "--size", "512K", "--stop", "0"]
 
 
 def traces() -> list[str]:
@@ -27,7 +28,22 @@ def test_it_shows_the_incident_and_is_gone() -> None:
     done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done
     assert "What a bystander felt" in done.stdout
+    assert "stood still" not in done.stdout
     assert traces() == before
+
+
+def test_it_shows_what_the_guard_makes_of_a_card_that_stops() -> None:
+    command = [*COMMAND, "--stop", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done
+    told = json.loads(done.stdout[done.stdout.index("{") :])["stopped"]
+    stop = told["stop"]
+    assert len(told["turns"]) == 15
+    assert all(turn["exit"] == 0 for turn in told["turns"])
+    assert stop["going"] - stop["at"] >= 4
+    assert (1.5 <= stop["told"] <= 4, stop["cap"], stop["started"]) == (True, 1, 0)
+    assert stop["answers"]["count"] > 10
+    assert stop["back"] > 20, "calm_window"
 
 
 def test_it_leaves_a_running_guard_alone(guard: Guard) -> None:

@@ -17,6 +17,7 @@ from hostguard.demo.plan import CAP, MINDS
 from hostguard.demo.results import (
     Held,
     Phase,
+    Stop,
     Turn,
     Write,
     failures,
@@ -24,6 +25,7 @@ from hostguard.demo.results import (
     most_at_once,
     overtakings,
     percentile,
+    stop_failures,
 )
 from hostguard.demo.view import Lines, Screen
 
@@ -146,6 +148,33 @@ def test_a_plain_turn_that_fails_is_told_too() -> None:
     assert failures(bad, phase("guarded", *GOOD)) == ["unguarded: d message: exit status -9"]
 
 
+STOP = Stop(1.0, 11.0, 1.7, 1, 0, felt([0.002, 0.03]), 25.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"told": None, "cap": None}, "the guard did not say that the card stalls"),
+        ({"told": 3.14}, "the guard said only after 3.1 s that the card stalls"),
+        ({"cap": None}, "the cap was None while the card stalled, and not 1"),
+        ({"cap": 2}, "the cap was 2 while the card stalled, and not 1"),
+        ({"started": 3}, "3 turns started while the card stalled"),
+        ({"answers": felt([1.25])}, "the status took 1.2 s while the card stalled"),
+        ({"back": None}, "the cap did not come back"),
+    ],
+)  # fmt: skip
+def test_each_broken_promise_for_a_card_that_stops_is_told(change: dict[str, Any], said: str | None) -> None:
+    assert stop_failures(replace(STOP, **change)) == ([] if said is None else [f"stopped: {said}"])
+
+
+def test_a_third_phase_is_judged_as_the_second() -> None:
+    third = phase("stopped", *GOOD, turn(4, "d", None, None))
+    assert failures(phase("unguarded", *GOOD), phase("guarded", *GOOD), third) == [
+        "stopped: d message: did not end"
+    ]
+
+
 # -- drawing
 
 TIMELINE = """\
@@ -256,6 +285,29 @@ def test_ratios(more: float, less: float, said: str) -> None:
 )  # fmt: skip
 def test_times(value: float | None, said: str) -> None:
     assert draw.seconds(value) == said
+
+
+STOOD = """\
+When the card stood still for 10.00 s
+the guard said so after       1.70 s
+and let run at once           1, before that 2
+turns that started meanwhile  0
+its status was answered       2 times, p99 30 ms
+the whole cap was back after  25.20 s
+turns that ran to their end   3 of 4"""
+
+
+def test_the_summary_of_a_card_that_stopped() -> None:
+    phases = phase("unguarded", *GOOD), phase("guarded", *GOOD)
+    third = phase("stopped", *GOOD, turn(4, "d", None, None))
+    two, three = draw.summary(*phases, 80, ASCII), draw.summary(*phases, 80, ASCII, third, STOP)
+    assert three.endswith(f"\n\n{STOOD}")
+    assert "Stopped: 4 turns, the card stands still from 1.0 s to 11.0 s\n" in three
+    assert "tood still" not in two
+    told = draw.as_dict(*phases, [], "/card", 1024, third, STOP)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["stopped"]["stop"]["told"], len(told["stopped"]["turns"])) == (1.7, 4)
+    assert draw.as_dict(*phases, [], "/card", 1024)["stopped"] is None
 
 
 def test_the_json_has_what_the_summary_has() -> None:
