@@ -132,7 +132,8 @@ def _bounded(state: State, sample: Sample, settings: Settings) -> State:
     cap = None if state.cap is None else max(state.cap, settings.floor)
     if cap is not None and sample.cap is not None and cap >= sample.cap:
         cap = None
-    return replace(state, cap=cap, floor=settings.floor)
+    unchanged = (cap, settings.floor) == (state.cap, state.floor)
+    return state if unchanged else replace(state, cap=cap, floor=settings.floor)
 
 
 def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
@@ -177,7 +178,6 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     last, base, disk = state.last, state.base, sample.disk
     if disk is None or last is None or last.disk is None or base is None or base.disk is None:
         return _paced(state, sample, settings, _Pace.FINE, "there is no disk to look at")
-    state = replace(state, seen_at=sample.at, pace=None)
     if not disk.in_flight:
         quiet = None
     elif disk.completed > last.disk.completed:
@@ -189,7 +189,8 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     else:
         quiet = state.quiet_since
     age = 0.0 if quiet is None else sample.at - quiet
-    state = _noted(replace(state, quiet_since=quiet), sample, settings, age)
+    state = replace(state, seen_at=sample.at, pace=None, quiet_since=quiet)
+    state = _noted(state, sample, settings, age)
     if age >= settings.stall_after - _ROUNDING:
         what = "request in flight, not" if disk.in_flight == 1 else "requests in flight, none"
         evidence = f"{disk.in_flight} {what} completed for {age:.1f} s"
@@ -215,7 +216,7 @@ def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> 
     old = state.spike if state.spike and sample.at - state.spike[0] < SPIKE_SHOWN else None
     if seconds >= max(settings.strained_await, old[1] if old else 0.0):
         old = (sample.at, seconds)
-    return replace(state, spike=old)
+    return state if old is state.spike else replace(state, spike=old)
 
 
 def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, evidence: str) -> State:
@@ -250,13 +251,16 @@ def _levelled(state: State, sample: Sample, settings: Settings) -> State:
     elif level is Level.STALLED:
         level = Level.STRAINED
     calm = state.calm if level is Level.CALM and state.level is Level.CALM else 0.0
+    if (level, calm) == (state.level, state.calm):
+        return state
     return replace(state, level=level, since=state.since if level is state.level else sample.at, calm=calm)
 
 
 def _changed(state: State, sample: Sample, settings: Settings) -> State:
     """The cap cut, raised, or as it was."""
     recent = tuple(at for at in state.changes if at > sample.at - MINUTE)
-    state = replace(state, changes=recent)
+    if recent != state.changes:
+        state = replace(state, changes=recent)
     if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace is _Pace.SLOW):
         held_off = sample.at - state.cut_at < settings.hold_off
         return state if held_off or len(recent) >= CHANGES else _cut(state, sample, settings)

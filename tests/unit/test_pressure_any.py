@@ -18,7 +18,7 @@ COUNT = st.integers(0, 10**6) | st.sampled_from([0, 0, 1, 2])
 # What happens from one look to the next, runs of the same first: it takes seconds until anything is decided.
 MOMENT = st.fixed_dictionaries(
     {
-        "ticks": st.integers(1, 40),
+        "ticks": st.integers(1, 25),
         "pause": st.sampled_from([0.05, 0.25, 0.25, 1.0, 1.0, 1.0, 3.0, 6.0, 30.0, 0.0]),
         "done": st.sampled_from([0, 0, 1, 10, 1000]) | COUNT,
         "each_ms": st.sampled_from([0, 12, 150, 300, 600, 600, 5000]) | COUNT,
@@ -37,7 +37,7 @@ SETTINGS = st.builds(
     strained_after=st.sampled_from([1.0, 5.0]),
 )
 CAP = st.none() | st.integers(0, 20)
-MOMENTS = st.lists(MOMENT, min_size=1, max_size=12)
+MOMENTS = st.lists(MOMENT, min_size=1, max_size=8)
 WORK = {
     "ticks": 1,
     "pause": 1.0,
