@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import guard as rig
 import pytest
 from card import Card
+from pressed_host import PressedHost
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,3 +33,15 @@ def guard(request: pytest.FixtureRequest) -> Iterator[rig.Guard]:
     finally:
         left = guard.close()
     assert not left, f"the test left turns behind: {left}"
+
+
+@pytest.fixture
+def pressed(guard: rig.Guard, card: Card) -> Iterator[PressedHost]:
+    """A guard, not started yet, whose database is on the card, with minds whose turns write to it."""
+    host = PressedHost(guard, card)
+    try:
+        yield host
+    finally:
+        card.go()
+        host.end()
+        host.api.close()
