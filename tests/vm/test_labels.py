@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from machine import Machine
@@ -80,3 +81,28 @@ def labels_of_stale(machine: Machine) -> dict[str, str]:
 
     machine.wait_for(seen)
     return _told(machine)
+
+
+def examined(machine: Machine) -> dict[str, Any]:
+    return {
+        check["name"]: check
+        for check in json.loads(machine.sh("hostguard doctor --json", check=False))["checks"]
+    }
+
+
+def test_what_the_doctor_says_to_type_mends(machine: Machine) -> None:
+    machine.sh(f"echo mq-deadline >{SCHEDULER}")
+    checks = examined(machine)
+    assert checks["device"]["found"].endswith("on the partition mmcblk0p1, on the disk mmcblk0")
+    mended = [
+        name for name, check in checks.items() if check["mend"] and "reboot" not in " ".join(check["mend"])
+    ]
+    assert {"scheduler", "dirty_pages", "cap", "daemon"} <= {*mended}
+    for name in mended:
+        for line in checks[name]["mend"]:
+            machine.sh(line)
+    machine.wait_for(lambda: "[bfq]" in machine.sh(f"cat {SCHEDULER}"))
+    machine.systemctl("set-property", "--runtime", "hostguard.slice", "IOWeight=40")
+    assert labels(machine) == but()
+    after = examined(machine)
+    assert {name: after[name] for name in mended if after[name]["level"] != "ok"} == {}
