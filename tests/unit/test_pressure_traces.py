@@ -20,9 +20,9 @@ TRACES = Path(__file__).with_name("traces")
 EXPECTED = {
     "normal": "",
     "stop-60s": "11.5 stalled 2 1, 26.5 stalled 1 1, 74.7 calm 1 1, 94.8 calm 2 2",
-    "merely-slow": "11.6 stalled 2 1, 29.6 stalled 1 1",
-    "spikes": "21.5 stalled 1 1, 28.5 calm 1 1, 48.7 calm - -",
-    "24-writers": "7 strained 12 12, 22.2 strained 6 6, 37.3 strained 3 3",
+    "merely-slow": "11.5 stalled 2 1, 31.6 stalled 1 1",
+    "spikes": "21.7 stalled 1 1, 28.7 calm 1 1, 48.8 calm - -",
+    "24-writers": "5.1 strained 12 12, 20.2 strained 6 6, 36 strained 3 3",
 }
 
 
