@@ -27,7 +27,7 @@ CHUNK = 1 << 16  # bytes
 
 
 class _Answer:
-    """The head of an answer, and the body, still to be read. Raises OSError, and ValueError: it is no HTTP."""
+    """The head of an answer, and the body, still to be read. Raises OSError; ValueError: this is no HTTP."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file

@@ -10,15 +10,21 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-# What the first streamed answer and the first websocket handshake would import on the event loop.
-import anyio._backends._asyncio  # noqa: F401
+import anyio._backends._asyncio  # noqa: F401  # else the first streamed answer imports it, on the event loop
 import uvicorn
-import uvicorn.protocols.websockets.auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+# To tell a client that there are no websockets uvicorn would import a library of them: at a handshake, on the
+# event loop, or here, which took an eighth of the daemon's start.
+NO_WEBSOCKETS = ModuleType("uvicorn.protocols.websockets.auto")
+NO_WEBSOCKETS.AutoWebSocketsProtocol = None  # type: ignore[attr-defined]
+sys.modules[NO_WEBSOCKETS.__name__] = NO_WEBSOCKETS
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dbus_next import BusType, Message, MessageType, Variant
-from dbus_next.aio import MessageBus
+# dbus-next would import its part for GLib, too: 4 MiB for nothing.
+sys.modules.setdefault("gi", None)  # type: ignore[arg-type]
 
-from hostguard import paths
-from hostguard.units import Property, parse_turn_unit, slice_mind
+from dbus_next import BusType, Message, MessageType, Variant  # noqa: E402
+from dbus_next.aio import MessageBus  # noqa: E402
+
+from hostguard import paths  # noqa: E402
+from hostguard.units import Property, parse_turn_unit, slice_mind  # noqa: E402
 
 log = logging.getLogger(__name__)
 

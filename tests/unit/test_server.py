@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import sys
 
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -45,3 +46,24 @@ def test_connections_are_bounded_and_a_free_place_is_given_again(tmp_path):
         asyncio.run(main())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_websocket_handshake_imports_nothing(tmp_path):
+    upgrade = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+
+    async def main():
+        async def hello(request):
+            return PlainTextResponse("hello")
+
+        server = make_server(Starlette(routes=[Route("/", hello)]))
+        serving = asyncio.create_task(server.serve(sockets=[listen(tmp_path / "sock")]))
+        loaded = set(sys.modules)
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+        writer.write(upgrade)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 ")  # older ones: 400; newer ones serve it
+        assert not {name for name in set(sys.modules) - loaded if name.startswith(("ws", "uvicorn"))}
+        writer.close()
+        server.end()
+        await serving
+
+    asyncio.run(main())
