@@ -267,6 +267,18 @@ def test_34_counters_that_go_backwards_and_a_disk_that_vanishes_for_one_look() -
         assert raised[1] - raised[0] == pytest.approx(8, abs=1.5), "the calm window began again"
 
 
+def test_a_rise_that_always_fails_is_tried_every_five_minutes_at_last() -> None:
+    """320 s of calm, however often it failed: the card may have been changed for a better one."""
+    state, at, cuts, stuck = State(), 0.0, [0.0], Disk(0, 5, 0, 50, 50, 1, 0)
+    while len(cuts) < 9:
+        disk = replace(stuck, in_flight=0) if state.cap == 1 or state.level is not Level.CALM else stuck
+        state, before, at = step(state, Sample(at, 2, 2, disk, None, None), SETTINGS), state, at + 1
+        if state.cap == 1 and before.cap is None:
+            cuts.append(at)
+    apart = [later - first for first, later in pairwise(cuts[1:])]
+    assert [round(pause, -1) for pause in apart] == pytest.approx([30, 50, 90, 170, 330, 330, 330], abs=10)
+
+
 # What the kernel may do, and what a reload may change.
 
 
