@@ -1,0 +1,364 @@
+"""The table of roles in hostguardd(8): each of its cells, tried; and what others can find of secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guard import ROOT, Guard, run, systemctl, wait_for
+from guarded import GuardedHost
+
+TOKEN, ENDPOINT = "the-token-of-bob", "127.0.0.1:4200"
+NEEDLE = "needle-in-a-message"
+SECRET = "needle-in-an-environment"
+OUTPUT = "needle-in-the-output"
+CONFIG = f"""
+[minds.ada]
+command = ["/bin/sh", "-c", "cat >/dev/null; echo {OUTPUT}"]
+user = "ada"
+environment = {{ SECRET = "{SECRET}" }}
+[minds.slow]
+command = ["/bin/sleep", "300"]
+user = "ada"
+environment = {{ SECRET = "{SECRET}" }}
+concurrent_turns = 99
+[minds.held]
+command = ["/bin/true"]
+user = "ada"
+[minds.bob]
+url = "http://127.0.0.1:1"
+user = "ada"
+token = "sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}"
+[events]
+listen = "{ENDPOINT}"
+"""
+CONFIG_FILE = Path("/etc/hostguard/hostguard.toml")
+ROLES = ("root", "member", "other", "mind")
+
+
+def table() -> dict[str, dict[str, str]]:
+    """What the manual says: row -> role -> cell."""
+    text = (ROOT / "packaging/man/hostguardd.8.scd").read_text()
+    section = text.partition("\n# ROLES\n")[2].partition("\n# ")[0]
+    heading, *rows = re.split(r"^(?:\[\[|\|) +", section, flags=re.MULTILINE)[1:]
+    assert re.findall(r"\*(\w+)\*", heading) == ["to", *ROLES]
+    cells = [[cell.strip() for cell in row.partition("\n\n")[0].split("\n:-")] for row in rows]
+    return {row[0]: dict(zip(ROLES, row[1:], strict=True)) for row in cells}
+
+
+TABLE = table()
+
+
+class Host(GuardedHost):
+    """The guard with minds, and users of each role."""
+
+    def as_user(self, role: str, *argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command as the role's user. A mind's own user is no more than any other."""
+        user = "other" if role == "mind" else role
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--reset-env"]
+        return subprocess.run([*become, *argv], input=stdin, capture_output=True, text=True, timeout=120)
+
+    def cli(self, role: str, *args: str, stdin: str = "") -> bool:
+        """Whether `hostguard ARGS` is done for the role. If not, it must be for want of rights."""
+        done = self.as_user(role, "hostguard", *args, stdin=stdin)
+        assert done.returncode == 0 or re.search(r"may not|may schedule|ermission", done.stderr), done
+        return done.returncode == 0
+
+    def asked(self, path: str, body: Any, token: str | None = TOKEN, method: str = "POST") -> int:
+        """The status of a request to the minds' endpoint."""
+        raw = None if method == "GET" else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {token}"} if token is not None else {}
+        request = urllib.request.Request(f"http://{ENDPOINT}{path}", raw, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                status: int = answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        return status
+
+    def api_by_token(self, *requests: tuple[str, str]) -> bool:
+        """Whether the minds' endpoint serves any of what the socket does."""
+        return any(self.asked(path, {}, method=method) < 300 for method, path in requests)
+
+    def all_or_none(self, role: str, *commands: tuple[str, ...]) -> bool:
+        """Whether the role may do these: all of them, or none."""
+        outcomes = {self.cli(role, *args) for args in commands}
+        assert len(outcomes) == 1, commands
+        return outcomes.pop()
+
+    def live(self) -> tuple[str, str]:
+        """(row, scope) of a new turn."""
+        row = str(self.send("@slow", session="$new"))
+        wait_for(lambda: any(turn["delivery"] == int(row) for turn in self.turns()))
+        turn = next(turn for turn in self.turns() if turn["delivery"] == int(row))
+        return row, turn["unit"]
+
+    def waiting(self) -> str:
+        """A row that waits."""
+        return str(self.send("@held"))
+
+    def dead(self) -> str:
+        """A dead letter."""
+        row = str(self.send("@ada"))
+        self.done(int(row))
+        self.sql("UPDATE deliveries SET state = 'dead' WHERE id = ?", int(row))
+        return row
+
+
+@pytest.fixture(scope="module")
+def host(_installed: None) -> Iterator[Host]:
+    for user in ("member", "other", "ada"):
+        run("useradd", "--create-home", user)
+    run("usermod", "--append", "--groups", "hostguard", "member")
+    guard = Guard()
+    systemctl("start", "hostguard.socket")  # as it is installed
+    guard.start(CONFIG)
+    CONFIG_FILE.chmod(0o600)
+    made = Host(guard)
+    made.send("@ada", NEEDLE)  # row 1
+    made.done(1)
+    guard.cli("pause", "held")
+    yield made
+    made.api.close()
+    guard.close()
+    for user in ("member", "other", "ada"):
+        run("userdel", "--force", user)
+
+
+# Of each row of the table: whether the role may; "its own" where only about itself.
+Probe = Callable[[Host, str], bool | str]
+
+
+def see(host: Host, role: str) -> bool:
+    if role == "mind":
+        paths = ("status", "minds", "turns", "limits", "events?follow=0")
+        return host.api_by_token(*(("GET", f"/v1/{path}") for path in paths))
+    return host.all_or_none(role, ("status",), ("minds",), ("turns",), ("limit", "show"), ("events",))
+
+
+def see_queue(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("GET", "/v1/deliveries"), ("GET", "/v1/deliveries/1"))
+    found = NEEDLE in host.as_user(role, "hostguard", "queue", "1").stdout
+    assert host.cli(role, "queue") == found
+    return found
+
+
+def send_as_anybody(host: Host, role: str) -> bool:
+    if role == "mind":
+        return (
+            host.asked("/api/minds/ada/message", {"content": "x", "sender": "eve"}) < 300
+            or host.asked("/api/minds/bob/message", {"content": "x", "sender": "ada"}) < 300
+        )
+    return host.all_or_none(role, ("send", "@ada", "x", "--sender", "eve"), ("send", "#system", "x"))
+
+
+def send_as_itself(host: Host, role: str) -> bool:
+    if role != "mind":
+        return host.cli(role, "send", "@ada", "x", "--sender", "bob")
+    assert host.asked("/api/minds/ada/message", {"content": "x"}, token=None) == 401
+    return host.asked("/api/minds/ada/message", {"content": "x", "sender": "bob"}) == 200
+
+
+def tell_done(host: Host, role: str) -> bool | str:
+    if role != "mind":  # none of them has a token
+        return host.asked("/api/minds/bob/events", {"type": "done"}, token=None) < 300
+    assert host.asked("/api/minds/bob/events", {"type": "done"}) == 200
+    return host.asked("/api/minds/ada/events", {"type": "done"}) < 300 or "its own"
+
+
+def steer(host: Host, role: str) -> bool:
+    row, unit = host.live()
+    if role == "mind":
+        mine = [f"deliveries/{host.waiting()}/cancel", f"turns/{row}/stop", "pause", "minds/bob/sleep"]
+        may = host.api_by_token(*(("POST", f"/v1/{path}") for path in mine))
+    else:
+        may = host.all_or_none(
+            role, ("cancel", host.waiting()), ("retry", host.dead()), ("dead", "drop", host.dead()),
+            ("stop", row), ("pause", "ada"), ("resume", "ada"), ("sleep", "bob"), ("wake", "bob"),
+        )  # fmt: skip
+    assert may or unit in host.guard.scopes()
+    return may
+
+
+def change(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("PATCH", "/v1/limits"), ("POST", "/v1/reload"))
+    return host.all_or_none(role, ("limit", "set", "global_concurrent_turns=90", "--runtime"), ("reload",))
+
+
+def make_token(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("POST", "/v1/minds/ada/token"), ("POST", "/v1/minds/bob/token"))
+    return host.cli(role, "mind", "token", "ada")
+
+
+def run_own(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("POST", "/v1/run"))
+    done = host.as_user(role, "hostguard", "run", "--mind", "ada", "--", "id", "-un")
+    assert done.stdout == (f"{role}\n" if done.returncode == 0 else "")  # never as the mind's user
+    return done.returncode == 0
+
+
+def schedule_message(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("POST", "/v1/schedules"))
+    return host.cli(role, "schedule", "add", f"m-{role}", "@ada", "--at", "+9h", "--message", "x")
+
+
+def schedule_script(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("POST", "/v1/schedules"))
+    return host.cli(role, "schedule", "add", f"s-{role}", "@ada", "--at", "+9h", "--script", "id")
+
+
+def see_environment(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("GET", "/v1/config"))
+    shown = host.as_user(role, "hostguard", "config", "show").stdout
+    url = "http://localhost/v1/config"
+    shown += host.as_user(role, "curl", "-s", "--unix-socket", "/run/hostguard/hostguard.sock", url).stdout
+    return SECRET in shown
+
+
+def readable(host: Host, role: str, *places: str) -> bool:
+    outcomes = {host.as_user(role, "head", "--bytes=1", place).returncode == 0 for place in places}
+    assert len(outcomes) == 1, places
+    return outcomes.pop()
+
+
+def read_state(host: Host, role: str) -> bool:
+    row, _ = host.live()
+    return readable(host, role, "/var/lib/hostguard/queue.db", f"/run/hostguard/turns/{row}")
+
+
+def write_configuration(host: Host, role: str) -> bool:
+    file = Path(f"/etc/hostguard/hostguard.toml.d/mind-{role}.toml")
+    done = host.as_user(role, "hostguard", "mind", "add", role, "--command", "true", "--user", "root")
+    assert file.exists() == (done.returncode == 0)
+    file.unlink(missing_ok=True)
+    return done.returncode == 0
+
+
+def read_output(host: Host, role: str) -> bool:
+    unit = host.guard.journal(f"MESSAGE={OUTPUT}")[0]["_SYSTEMD_UNIT"]
+    return OUTPUT in host.as_user(role, "journalctl", "--no-pager", f"--unit={unit}").stdout
+
+
+def stop_scope(host: Host, role: str) -> bool:
+    _, unit = host.live()
+    done = host.as_user(role, "systemctl", "--no-ask-password", "stop", unit)
+    assert (unit in host.guard.scopes()) == (done.returncode != 0)
+    return done.returncode == 0
+
+
+def list_scopes(host: Host, role: str) -> bool:
+    if role == "mind":
+        return host.api_by_token(("GET", "/v1/turns"))
+    _, unit = host.live()
+    return unit in host.as_user(role, "systemctl", "list-units", "hostguard-*").stdout
+
+
+PROBES: dict[str, Probe] = {
+    "see status, minds, turns, limits, events": see,
+    "see the queue, with what the messages say": see_queue,
+    "send a message to a mind or a channel, as anybody": send_as_anybody,
+    "send a message to another mind, under its own name": send_as_itself,
+    "tell that a mind's turn is done": tell_done,
+    "cancel, retry, drop, stop, pause, resume, sleep, wake": steer,
+    "change a limit, reload the configuration": change,
+    "make a token for a mind": make_token,
+    "run a command of its own as a turn of a mind": run_own,
+    "add a schedule that sends a message": schedule_message,
+    "add a schedule that runs a script as a mind's user": schedule_script,
+    "see the values of a mind's environment": see_environment,
+    "read the queue's database, or a turn's record": read_state,
+    "write the configuration": write_configuration,
+    "read what turns wrote, in the journal": read_output,
+    "stop a turn's scope with systemctl": stop_scope,
+    "list turns with systemctl": list_scopes,
+}
+
+
+def test_each_row_is_tried() -> None:
+    assert list(TABLE) == list(PROBES)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("row", PROBES)
+def test_a_cell(host: Host, row: str, role: str) -> None:
+    may = PROBES[row](host, role)
+    assert (may if isinstance(may, str) else "yes" if may else "no") == TABLE[row][role]
+
+
+def test_a_member_who_is_the_minds_user_may_add_a_script(host: Host) -> None:
+    run("usermod", "--append", "--groups", "hostguard", "ada")
+    assert host.cli("ada", "schedule", "add", "mine", "@ada", "--at", "+9h", "--script", "id")
+
+
+# -- secrets
+
+SEARCH = """
+import os, sys
+needles = [word.encode() for word in sys.argv[1:]]
+own = f"/proc/{os.getpid()}"
+def files():
+    for top in ("/run/hostguard", "/var/lib/hostguard", "/etc/hostguard", "/run/log", "/var/log", "/tmp", "/run/systemd"):
+        for folder, _, names in os.walk(top):
+            yield from (os.path.join(folder, name) for name in names)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        yield from (f"/proc/{pid}/{name}" for name in ("environ", "cmdline", "fd/0") if f"/proc/{pid}" != own)
+looked = 0
+for path in files():
+    try:
+        if not os.path.isfile(path):
+            continue
+        text = open(path, "rb").read()
+    except OSError:
+        continue
+    looked += 1
+    print(*(f"FOUND {word.decode()} in {path}" for word in needles if word in text), sep="\\n")
+print("looked", looked)
+"""
+
+
+def found(host: Host, role: str) -> list[str]:
+    """Where the role finds a message, a secret or a token of this host."""
+    said = host.as_user(role, sys.executable, "-c", SEARCH, NEEDLE, SECRET, TOKEN, OUTPUT).stdout.splitlines()
+    assert int(said[-1].removeprefix("looked ")) > 10
+    return [line for line in said if line.startswith("FOUND")]
+
+
+def test_others_find_no_message_and_no_secret_on_the_host(host: Host) -> None:
+    host.as_user("root", "hostguard", "send", "@slow", "-", "--session", "$new", stdin=NEEDLE)
+    host.live()
+    assert any(NEEDLE in line for line in found(host, "root"))  # the search does find
+    assert any(SECRET in line for line in found(host, "root"))
+    for role in ("member", "other"):
+        assert found(host, role) == []
+
+
+def test_a_token_is_kept_as_its_hash_only(host: Host) -> None:
+    told = host.as_user("root", "hostguard", "mind", "token", "ada").stdout.strip()
+    assert len(told) > 40
+    kept = host.sql("SELECT value FROM settings WHERE name = 'token.mind.ada'")
+    assert json.loads(kept[0][0]) == hashlib.sha256(told.encode()).hexdigest()
+    assert not host.guard.journal(f"MESSAGE={told}")
+
+
+def test_no_message_s_text_is_in_the_journal_of_the_guard(host: Host) -> None:
+    lines = host.guard.journal("SYSLOG_IDENTIFIER=hostguardd")
+    assert len(lines) > 10
+    assert NEEDLE not in json.dumps(lines)
+    assert SECRET not in json.dumps(lines)
