@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ import httpx
 import pytest
 from guard import Guard, wait_for
 from guarded import LONG_S
+from minds import OneMind
 from resident_host import ResidentHost
 
 
@@ -209,6 +214,49 @@ def test_a_done_that_is_late_double_unknown_or_foreign_ends_nothing(host: Reside
     assert host.tell(mind, type="done", session="main") == 200
     host.done(second)
     assert host.row(second)["result"]["run_ms"] > 2000
+
+
+def test_a_done_whose_answer_was_lost_ends_no_later_turn_though_that_told_something(
+    host: ResidentHost,
+) -> None:
+    mind = host.one(work=0.1)
+    first = host.send("m", "a !work=20 silent", session="s")
+    host.in_turn(first)
+    leave_after_telling(host, mind, type="done", session="s")
+    host.done(first)
+    second = host.send("m", "b !work=20 silent", session="s")
+    host.in_turn(second)
+    assert host.tell(mind, type="thinking", session="s") == 200
+    assert host.tell(mind, type="done", session="s") == 200, "the first one's, tried again"
+    time.sleep(0.5)
+    assert [turn["delivery"] for turn in host.turns()] == [second]
+    time.sleep(2)
+    assert host.tell(mind, type="done", session="s") == 200
+    host.done(second)
+
+
+def leave_after_telling(host: ResidentHost, mind: OneMind, **event: object) -> None:
+    """Tell an event, and be gone before the answer comes."""
+    body = json.dumps(event).encode()
+    with socket.create_connection(("127.0.0.1", host.minds.events_port)) as sock:
+        sock.sendall(
+            f"POST /api/minds/{mind.name}/events HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {mind.token}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+
+
+def test_a_done_that_was_answered_is_never_forgotten(host: ResidentHost) -> None:
+    mind = host.one("silent", config="idle_end = 60")
+    for _ in range(3):
+        row = host.send("m", "x")
+        host.in_turn(row)
+        pid = host.guard.pid
+        assert host.tell(mind, type="done", session="main") == 200
+        os.kill(pid, signal.SIGKILL)
+        host.guard.restart()
+        assert host.row(row)["state"] == "done"
+        assert host.ended(row)[0] == "done"
 
 
 # -- failures
