@@ -1,0 +1,153 @@
+"""The note of a hold: who waited for more than a minute is told how long, and behind what, in every path.
+
+The guard's clock is turned while the rows wait.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guard import DISK, Guard, wait_for
+from guarded import LONG_S
+from resident_host import ResidentHost
+from turned import Clock
+
+LOG = DISK / "notes-of-exec"
+EXEC = f'[minds.e]\ncommand = ["/bin/sh", "-c", "cat >>{LOG}; echo >>{LOG}"]\nuser = "root"\n'
+SCHEDULES = """
+[schedules.tick]
+mind = "m"
+cron = "0 0 1 1 *"
+message = "tock"
+[schedules.script]
+mind = "m"
+cron = "0 0 1 1 *"
+script = "echo now"
+"""
+BATCH = {"rules": [{"channel": "#x", "session": "s", "batch": {"debounce": 0.1, "maxWait": 1}}]}
+NOTE = re.compile(r"\[hostguard held this message for 1 min 4\d s(?:, behind ([^\]]+))?\]\n")
+
+
+def told(content: Any) -> tuple[str, str]:
+    """(behind what, the rest) of a content with a note."""
+    found = NOTE.match(content)
+    assert found, content
+    return found[1], content[found.end() :]
+
+
+class Held:
+    """Resident mind m and exec mind e, both with a batch for #x, and a turn of mind o that has the only slot."""
+
+    def __init__(self, host: ResidentHost, clock: Clock) -> None:
+        self.host, self.clock = host, clock
+        for name in "me":
+            routes(name).write_text(json.dumps(BATCH))
+        LOG.write_text("")
+        self.mind = host.minds.add("m", config=f'routes = "{routes("m")}"\nuser = "root"\n')
+        host.minds.add("o", "silent")
+        config = f'{EXEC}routes = "{routes("e")}"\n{SCHEDULES}'
+        host.start(config, global_concurrent_turns=1)
+        self.turn = host.in_turn(host.send("o", "!work=60"))
+
+    def send(self, *args: Any, **fields: Any) -> int:
+        """Send a message, and wait until it is held; its row, or that of the batch which it went out in."""
+        return self.is_held(self.host.send(*args, **fields))
+
+    def is_held(self, row: int) -> int:
+        wait_for(lambda: self.host.row(row)["state"] != "batching", LONG_S)
+        row = self.host.row(row)["result"].get("delivery", row)
+        wait_for(lambda: self.host.events("held", row=row), LONG_S)
+        return row
+
+    def let_go(self, *rows: int) -> str:
+        """Let 100 s pass by the clock, and end the turn; what the rows waited behind: its unit."""
+        self.clock.set(self.clock.offset + 100)
+        self.host.post(f"/v1/turns/{self.turn['id']}/stop")
+        self.host.done(*rows)
+        return str(self.turn["unit"])
+
+    def log(self) -> list[Any]:
+        """What exec mind e got, in order."""
+        return [json.loads(line) for line in LOG.read_text().splitlines() if line]
+
+
+def routes(name: str) -> Path:
+    return DISK / f"routes-of-{name}.json"
+
+
+@pytest.fixture
+def held(guard: Guard) -> Iterator[Held]:
+    with Clock(DISK / "clock") as clock, ResidentHost(guard) as host:
+        yield Held(host, clock)
+
+
+def test_a_resident_mind_is_told_with_the_first_message_and_with_one_that_folds(held: Held) -> None:
+    rows = [held.send("m", "one", session="t"), held.send("m", "two", session="t")]
+    unit = held.let_go(*rows)
+    assert [told(content) for content in held.mind.contents("t")] == [(unit, "one"), (unit, "two")]
+    held.host.done(held.host.send("m", "three", session="t"))
+    assert held.mind.contents("t")[2] == "three", "one that did not wait is told nothing"
+
+
+def test_a_batch_tells_so_in_the_first_of_its_messages(held: Held) -> None:
+    first = held.host.send("m", "one", channel="#x")
+    row = held.send("m", "two", channel="#x")
+    assert held.is_held(first) == row
+    unit = held.let_go(row)
+    [line] = held.mind.taken()
+    one, two = line["batch"]["channels"]["#x"]
+    assert told(one["content"]) == (unit, "one")
+    assert two["content"] == "two"
+
+
+def test_an_exec_mind_is_told_on_its_standard_input(held: Held) -> None:
+    rows = [
+        held.send("e", "one", session="t"),
+        held.send("e", "two", channel="#x"),
+        held.send("e", {"a": 1}, session="t"),
+    ]
+    unit = held.let_go(*rows)
+    one, batch, other = held.log()
+    assert told(one["content"]) == (unit, "one")
+    assert one["held"]["behind"] == unit
+    assert 100_000 < one["held"]["ms"] < 160_000
+    assert told(batch["batch"]["channels"]["#x"][0]["content"]) == (unit, "two")
+    # Data stays as it is; the wait is told beside it.
+    assert other["content"] == {"a": 1}
+    assert other["held"]["ms"] > 100_000
+
+
+def test_a_schedules_message_and_what_its_script_prints_tell_so(held: Held) -> None:
+    for name in ("tick", "script"):
+        [row] = held.host.post(f"/v1/schedules/{name}/run")["deliveries"]
+        held.is_held(row["id"])
+    unit = held.let_go(*(row["id"] for row in held.host.rows() if row["mind"] == "m"))
+    wait_for(lambda: len(held.mind.taken()) == 2, LONG_S)
+    [tick] = [content for content in held.mind.contents() if content.endswith("tock")]
+    assert told(tick) == (unit, "[tick] tock")
+    # The script waited, and says what is so now: nobody waited for that.
+    assert "[script] now" in held.mind.contents()
+
+
+def test_what_waited_for_a_sleeper_says_so_when_it_wakes(held: Held) -> None:
+    held.host.post(f"/v1/turns/{held.turn['id']}/stop")
+    held.host.post("/v1/minds/m/sleep")
+    wait_for(lambda: held.host.events("asleep"), LONG_S)
+    row = held.send("m", "hello", session="t", whileSleeping="queue")
+    held.clock.set(100)
+    held.host.post("/v1/minds/m/wake")
+    held.host.done(row)
+    assert told(held.mind.contents("t")[0]) == ("m sleeps", "hello")
+
+
+def test_the_guard_that_was_restarted_knows_how_long_it_was(held: Held) -> None:
+    row = held.send("e", "one", session="t")
+    held.host.kill()
+    held.let_go(row)
+    [one] = held.log()
+    assert told(one["content"])[1] == "one"
