@@ -259,8 +259,11 @@ def read_output(host: Host, role: str) -> bool:
 def stop_scope(host: Host, role: str) -> bool:
     _, unit = host.live()
     done = host.as_user(role, "systemctl", "--no-ask-password", "stop", unit)
-    assert (unit in host.guard.scopes()) == (done.returncode != 0)
-    return done.returncode == 0
+    if done.returncode != 0:
+        assert unit in host.guard.scopes()
+        return False
+    wait_for(lambda: unit not in host.guard.scopes())
+    return True
 
 
 def list_scopes(host: Host, role: str) -> bool:
