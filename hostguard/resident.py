@@ -238,7 +238,7 @@ class Residents:
             if turn_id is not None and turn_id != turn.live.id:
                 continue
             if turn_id is None and self.dones.repeats(turn, message_id, resident.told):
-                resident.doubtful |= message_id is None or resident.told
+                resident.doubtful |= message_id is None
             elif not resident.posted:
                 resident.early = True
             elif resident.feeding is not None:
