@@ -1,0 +1,175 @@
+"""hostguardd --user under a user's own service manager, set up by the unit that hostguardd(8) shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guard import COMMAND, ROOT, run, systemctl, wait_for
+
+USER = "pat"
+# The guest has neither logind nor PAM's module of systemd, which would make the folder and set the variables.
+MANAGER = """[Service]
+PAMName=
+Environment=XDG_RUNTIME_DIR=/run/user/%i
+"""
+FOLDER = """[Service]
+ExecStart=
+ExecStart=/usr/bin/install -d -m 700 -o {user} -g {user} /run/user/%i
+ExecStop=
+"""
+# As in dbus-user-session, which the guest does not have.
+BUS_SOCKET = """[Socket]
+ListenStream=%t/bus
+ExecStartPost=-/bin/systemctl --user set-environment DBUS_SESSION_BUS_ADDRESS=unix:path=%t/bus
+[Install]
+WantedBy=sockets.target
+"""
+BUS = """[Service]
+Type=notify
+ExecStart=/usr/bin/dbus-daemon --session --address=systemd: --nofork --nopidfile --systemd-activation
+"""
+
+
+class Pat:
+    """The user."""
+
+    def __init__(self) -> None:
+        self.entry = pwd.getpwnam(USER)
+        self.home = Path(self.entry.pw_dir)
+
+    def run(self, *argv: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env"]
+        there = [
+            "env",
+            f"XDG_RUNTIME_DIR=/run/user/{self.entry.pw_uid}",
+            f"PATH={self.home}/.local/bin:/usr/bin:/bin",
+        ]
+        done = subprocess.run(
+            [*become, *there, *argv], input=stdin, capture_output=True, text=True, timeout=120, cwd="/"
+        )
+        assert done.returncode == 0 or not check, done
+        return done
+
+    def cli(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.run("hostguard", "--user", *args, check=check)
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self.cli(*args, "--json").stdout)
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        file = self.home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(mode)
+        run("chown", "-R", f"{USER}:", str(self.home))
+
+    def main_pid(self) -> int:
+        shown = self.run("systemctl", "--user", "show", "--value", "--property=MainPID", "hostguard")
+        return int(shown.stdout)
+
+    def scopes(self) -> list[str]:
+        listed = self.run("systemctl", "--user", "list-units", "--plain", "--no-legend", "hostguard-turn-*")
+        return [line.split()[0] for line in listed.stdout.splitlines()]
+
+
+def documented() -> str:
+    """The unit in the manual."""
+    text = (ROOT / "packaging/man/hostguardd.8.scd").read_text().partition("\n# USER MANAGER\n")[2]
+    return text.split("```")[1].strip() + "\n"
+
+
+@pytest.fixture
+def pat() -> Iterator[Pat]:
+    run("useradd", "--create-home", USER)
+    made = Pat()
+    uid = made.entry.pw_uid
+    for unit, text in (("user@", MANAGER), ("user-runtime-dir@", FOLDER.format(user=USER))):
+        folder = Path(f"/run/systemd/system/{unit}{uid}.service.d")
+        folder.mkdir(parents=True)
+        (folder / "guest.conf").write_text(text)
+    for name, module in (("hostguard", "hostguard.cli"), ("hostguardd", "hostguard.daemon")):
+        script = COMMAND.format(root=ROOT, python=sys.executable, module=module)
+        made.write(f".local/bin/{name}", script, 0o755)
+    units = ".config/systemd/user"
+    made.write(f"{units}/dbus.socket", BUS_SOCKET)
+    made.write(f"{units}/dbus.service", BUS)
+    made.write(f"{units}/hostguard.service", documented())
+    systemctl("daemon-reload")
+    systemctl("start", f"user@{uid}.service")
+    made.run("systemctl", "--user", "start", "dbus.socket")
+    try:
+        made.run("systemctl", "--user", "enable", "--now", "hostguard")
+        yield made
+    finally:
+        systemctl("stop", f"user@{uid}.service")
+        run("userdel", "--remove", "--force", USER)
+        for unit in ("user@", "user-runtime-dir@"):
+            run("rm", "-r", f"/run/systemd/system/{unit}{uid}.service.d")
+        systemctl("daemon-reload")
+
+
+def test_from_the_first_start_to_turns(pat: Pat) -> None:
+    said = pat.cli("status").stdout
+    assert "State: running" in said
+    assert "hostguard mind add" in said
+    drop_in = json.loads(
+        pat.cli("mind", "add", "ada", "--command", "id -un", "--user", USER, "--json").stdout
+    )["file"]
+    assert Path(drop_in) == pat.home / ".config/hostguard/hostguard.toml.d/mind-ada.toml"
+    pat.run("systemctl", "--user", "reload", "hostguard")
+
+    done = pat.cli("send", "@ada", "hello", "--wait")
+    assert "done" in done.stdout
+    assert (pat.home / ".local/state/hostguard/queue.db").stat().st_uid == pat.entry.pw_uid
+    assert not Path("/run/hostguard").exists()
+    assert not Path("/var/lib/hostguard").exists()
+
+    # In a scope of the user's manager, as the user.
+    inside = pat.cli("run", "--mind", "ada", "--", "cat", "/proc/self/cgroup").stdout
+    assert (
+        f"/user@{pat.entry.pw_uid}.service/hostguard.slice/hostguard-ada.slice/hostguard-turn-ada-" in inside
+    )
+    assert "ada" in pat.json("minds")["minds"][0]["name"]
+
+
+def test_a_turn_outlives_the_guard(pat: Pat) -> None:
+    pat.cli("mind", "add", "slow", "--command", "sleep 300", "--user", USER)
+    pat.cli("reload")
+    pat.cli("send", "@slow", "work")
+    wait_for(lambda: pat.scopes())
+    before = pat.main_pid()
+    os.kill(before, 9)
+    wait_for(lambda: pat.main_pid() not in (0, before), 30)
+    wait_for(lambda: pat.cli("status", check=False).returncode == 0, 30)
+    assert [turn["unit"] for turn in pat.json("turns")["turns"]] == pat.scopes()
+    pat.run("systemctl", "--user", "stop", pat.scopes()[0])
+    wait_for(lambda: pat.json("queue", "1")["state"] == "done")
+    # Without the guard, the gate is under a lock of the user's own.
+    pat.run("systemctl", "--user", "stop", "hostguard")
+    assert pat.cli("run", "--mind", "slow", "--", "id", "-un").stdout == f"{USER}\n"
+    gone = pat.cli("send", "@slow", "x", check=False)
+    assert (gone.returncode, gone.stderr) == (
+        3, "hostguard: hostguard is not running: systemctl --user start hostguard\n",
+    )  # fmt: skip
+
+
+def test_a_mind_of_somebody_else_is_refused(pat: Pat) -> None:
+    done = pat.cli("mind", "add", "boss", "--command", "id", "--user", "root", check=False)
+    assert done.returncode == 1
+    assert "under a user's own service manager all minds are that user" in done.stderr
+
+
+def test_the_doctor_says_that_limits_on_the_disk_do_nothing(pat: Pat) -> None:
+    checks = {
+        check["name"]: check
+        for check in json.loads(pat.cli("doctor", "--json", check=False).stdout)["checks"]
+    }
+    assert checks["io_controller"]["level"] != "ok"
