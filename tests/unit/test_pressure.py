@@ -104,6 +104,15 @@ SCENARIOS = [
         "5 strained 4, 20 strained 2, 35 strained 1, 79 calm 1, 99 calm 2",
     ),
     (
+        "a card that bears three: back to three soon, and to four ever later",
+        World(service=lambda _: 0.13, think=0, settings=Settings(calm_await=0.45)),
+        800,
+        "5 strained 4, 20 strained 2, 35 strained 1, 65 calm 1, 85 calm 2, 105 calm 3, 145 calm 4, 151 strained 2, "
+        "166 calm 2, 205 calm 3, 225 calm 4, 231 strained 2, 242 calm 2, 285 calm 3, 325 calm 4, 331 strained 2, "
+        "343 calm 2, 385 calm 3, 465 calm 4, 471 strained 2, 482 calm 2, 525 calm 3, 685 calm 4, 691 strained 2, "
+        "699 calm 2, 745 calm 3",
+    ),
+    (
         "PSI is missing: the disk alone decides",
         World(psi=None, stops=[(20, 30)], cap=4),
         120,
