@@ -22,6 +22,7 @@ class Trigger:
         self._on_pressure = on_pressure
         self._file = -1
         self._epoll: select.epoll | None = None
+        self._again: asyncio.TimerHandle | None = None
 
     def open(self) -> str:
         """Ask the kernel. "ok", or why it does not grant one: then nothing is ever called."""
@@ -40,6 +41,9 @@ class Trigger:
 
     def close(self) -> None:
         """Give the trigger back, if there is one."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self._epoll is not None:
             asyncio.get_running_loop().remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -47,6 +51,11 @@ class Trigger:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def rest(self, seconds: float) -> None:
+        """Do not call for so long."""
+        self.close()
+        self._again = asyncio.get_running_loop().call_later(seconds, self.open)
 
     def _called(self) -> None:
         # That asyncio asked the epoll object took the event out of it: that we are called is the event.

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHANGES_KEPT = 20
-SAMPLES_KEPT = 120  # what led to a change can still be looked at some minutes later
+SAMPLES_KEPT = 120  # two minutes of ticks: what led to a change
 TICK_S = 1.0  # for those who record
-# After the trigger's call, while no turn runs: longer than its window, so that it calls again before that if
-# the pressure goes on.
-AWAKE_S = 5.0
+# The trigger calls while no turn runs: look for so long. If the disk is calm all the same, the call meant
+# little (idle waiters of io_uring count as pressure, liburing#943): then let it rest.
+AWAKE_S, REST_S = 5.0, 60.0
 BEHIND_MAX = 1000  # samples, for a reader that is slow
 
 
@@ -65,7 +65,7 @@ class Watcher:
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._awake_until = -math.inf  # of the event loop's clock
+        self._awake_until: float | None = None  # of the event loop's clock: the trigger called
 
     def start(self, device: Device) -> None:
         """Begin to watch the disk. Call it once systemd is connected: the slice's place is known then."""
@@ -146,9 +146,14 @@ class Watcher:
         self.tightener.follow(wanted)
 
     def _next(self) -> float:
-        acts = self.freezer.frozen or self.tightener.limit
-        awake = self._readers or acts or asyncio.get_running_loop().time() < self._awake_until
-        return min(self.state.wait, TICK_S) if awake else self.state.wait
+        if self._readers or self.freezer.frozen or self.tightener.limit:
+            return min(self.state.wait, TICK_S)
+        if self._awake_until is not None and self.state.wait == math.inf:
+            if asyncio.get_running_loop().time() < self._awake_until:
+                return TICK_S
+            self._awake_until = None
+            self._trigger.rest(REST_S)
+        return self.state.wait
 
     def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:
@@ -158,8 +163,8 @@ class Watcher:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _pressed(self) -> None:
-        self._awake_until = asyncio.get_running_loop().time() + AWAKE_S
         if self._timer is None:
+            self._awake_until = asyncio.get_running_loop().time() + AWAKE_S
             self._set_timer(0)
 
     def _tell(self, before: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from card import Card
-from guard import Guard, run, systemctl, wait_for
+from guard import DISK, Guard, run, systemctl, wait_for
 from guarded import LONG_S
 from pressed_host import QUICK, PressedHost
 
@@ -173,13 +174,11 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     ]
 
 
-def test_idle_and_calm_it_neither_looks_nor_writes(guard: Guard) -> None:
-    """The kernel may wake it, if others on this machine make their disk stall: but not for ever."""
-    guard.start('[minds.a]\ncommand = ["/bin/true"]\nuser = "root"\n')
-    with guard.client() as http:
-        row = http.post("/v1/deliveries", json={"to": "@a", "content": ""}).json()["deliveries"][0]["id"]
-        http.get(f"/v1/deliveries/{row}?wait_s=60")
-    pid = guard.pid
+def test_idle_and_calm_it_neither_looks_nor_writes(pressed: PressedHost) -> None:
+    """The kernel may wake it, if others on this machine wait for their disk: but not for long."""
+    pressed.start(writes=1, database=Path(tempfile.mkdtemp(dir=DISK)))
+    pressed.done(pressed.send("@a"))
+    pid = pressed.guard.pid
 
     def quiet() -> bool:
         before = activity(pid)
