@@ -42,16 +42,18 @@ def check_end(row: Any) -> None:
 
 
 def check_attempts(host: AnythingHost, row: Any) -> None:
-    """A failure is an attempt, and a hold is none."""
+    """A failure is an attempt, and a hold is none. A guard that ends in that moment may not come to count it."""
     if row["mind"] == EXEC:
-        failures = "!crash" in host.texts.get(row["key"], "")
+        least = failures = int("!crash" in host.texts.get(row["key"], ""))
         others = bool(host.stopped) or row["kind"] == "batch"
     else:
         lines = host.minds[row["mind"]].log("message")
         lines = [line for line in lines if line["key"].startswith(f"hostguard-{row['id']}-")]
         failures = sum(not line["taken"] and not line["repeat"] for line in lines)
+        least = failures - host.interruptions
         others = row["mind"] in host.mortal  # answers that were lost with the mind
-    assert row["attempts"] == failures or (others and row["attempts"] > failures), (row, failures)
+    assert row["attempts"] >= least, (row, failures)
+    assert row["attempts"] <= failures or others, (row, failures)
 
 
 def check_resident(host: AnythingHost, name: str, rows: Rows) -> None:

@@ -78,6 +78,7 @@ class AnythingHost(ResidentHost):
         self.runs: dict[str, subprocess.Popen[bytes]] = {}
         self.texts: dict[str, str] = {}  # by key
         self.mortal = {"dies"}  # minds whose server dies
+        self.interruptions = 0  # kills and restarts of the guard
         self.stopped: set[str] = set()  # scopes that were stopped, or killed
         self.leap = ""  # the key of the last time of the schedule `hour` before all was let go
         self.latest = 0.0
@@ -136,6 +137,14 @@ class AnythingHost(ResidentHost):
         self.stopped.add(scope)
         verb = ["stop"] if signal is None else ["kill", f"--signal={signal}"]
         subprocess.run(["systemctl", *verb, scope], check=False, capture_output=True)
+
+    def kill(self) -> None:
+        self.interruptions += 1
+        super().kill()
+
+    def restart(self) -> None:
+        self.interruptions += 1
+        self.guard.restart()
 
     def cap(self, value: int) -> None:
         """Set the global cap."""

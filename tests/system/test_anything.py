@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -118,6 +119,15 @@ def kill_the_mind(host: AnythingHost, name: str) -> None:
     subprocess.run(["systemctl", "kill", "--signal=KILL", host.minds[name].unit], check=False)
 
 
+@step(name=RESIDENTS)
+def lose_an_answer(host: AnythingHost, name: str) -> None:
+    """The mind takes a message, and the connection breaks."""
+    host.mortal.add(name)
+    with suppress(OSError):  # it sleeps, or was killed just now
+        host.minds[name].control(lose=1)
+    host.message(f"@{name}", session="other")
+
+
 @step(name=RESIDENTS, session=(None, *SESSIONS))
 def tell_done(host: AnythingHost, name: str, session: str | None) -> None:
     """Though the mind is still at work, or did nothing at all."""
@@ -168,7 +178,7 @@ def kill(host: AnythingHost) -> None:
 
 @step()
 def restart(host: AnythingHost) -> None:
-    host.guard.restart()
+    host.restart()
 
 
 @step()
