@@ -113,6 +113,13 @@ SCENARIOS = [
         "699 calm 2, 745 calm 3",
     ),
     (
+        "a stall soon after the rise: the next rise waits twice as long, until it lasted as long",
+        World(cap=2, stops=[(20, 24), (60, 64), (300, 304)]),
+        400,
+        "21.5 stalled 1, 28.5 calm 1, 48.5 calm -, 61.5 stalled 1, 68.5 calm 1, 108.5 calm -, 301.5 stalled 1, "
+        "308.5 calm 1, 328.5 calm -",
+    ),
+    (
         "PSI is missing: the disk alone decides",
         World(psi=None, stops=[(20, 30)], cap=4),
         120,
@@ -125,6 +132,13 @@ SCENARIOS = [
         World(cap=None, turns=6, stops=[(20, 24)]),
         200,
         "21.5 stalled 3, 28.5 calm 3, 48.5 calm 4, 81.5 calm 5, 108.5 calm 6, 141.5 calm -",
+    ),
+    (
+        "no cap is configured, and it is cut three times: up to where it was cut first",
+        World(cap=None, turns=8, turn=30, stops=[(20, 80)]),
+        400,
+        "21.5 stalled 4, 36.5 stalled 2, 51.5 stalled 1, 84.5 calm 1, 104.5 calm 2, 124.5 calm 3, 164.5 calm 4, "
+        "184.5 calm 5, 224.5 calm 6, 244.5 calm 7, 284.5 calm 8, 304.5 calm -",
     ),
     (
         "no cap is configured, and bursts of 24 come: what it learned stays",
