@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -12,6 +10,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hostguard import views
+from hostguard.trace import sample_line
 from hostguard.watcher import BEHIND_MAX
 from hostguard.web import until_gone
 
@@ -39,10 +38,10 @@ class _Pressure:
     async def samples(self, request: Request) -> Response:
         """GET /v1/pressure/samples: JSON lines, one for each look at the disk from now on."""
 
-        async def stream() -> AsyncIterator[str]:
+        async def stream() -> AsyncIterator[bytes]:
             with self._manager.watcher.reader() as queue:
                 async for sample in until_gone(request, queue):
-                    yield json.dumps(asdict(sample)) + "\n"
+                    yield sample_line(sample)
                     if queue.qsize() >= BEHIND_MAX:
                         return
 
