@@ -23,6 +23,8 @@ from hostguard.live import Live, Phase
 from hostguard.manager import Manager
 from hostguard.model import Config, Hold, Mind, Reason, Row, State
 from hostguard.policy import Policy
+from hostguard.pressure import Level
+from hostguard.pressure import State as PressureState
 from hostguard.queue import Queue
 
 MINDS = ("a", "b", "c")
@@ -139,6 +141,17 @@ class Managed(RuleBasedStateMachine):
         self.do(control.cancel(self.manager, id_))
         self.cancelled.add(id_)
 
+    @rule(level=st.sampled_from(Level), cap=st.sampled_from([None, 1, 2]))
+    def press(self, level, cap) -> None:
+        async def ticked():
+            self.manager.watcher.state = PressureState(level=level, cap=cap)
+            self.manager.pump()
+
+        before = self.running()
+        self.do(ticked())
+        started, allowed = len(self.running()) - len(before), self.manager.watcher.state.admit
+        assert started <= (len(MINDS) if allowed is None else max(0, allowed - len(before)))
+
     @rule()
     def systemd_goes_and_comes(self) -> None:
         async def flap():
@@ -191,6 +204,7 @@ class Managed(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         async def drain():
+            self.manager.watcher.state = PressureState()
             await control.pause(self.manager, None, False)
             await control.set_limit(self.manager, "global_concurrent_turns", None, "unlimited", False)
             for mind in (None, *MINDS):

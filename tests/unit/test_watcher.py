@@ -1,0 +1,223 @@
+"""When the watcher looks, what it tells, and what it hands to the manager. Counters and systemd are played."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from hostguard import pressure, trigger, watcher
+from hostguard.device import Device
+from hostguard.live import Live, Phase, Turn
+from hostguard.model import Config, LiveTurn
+from hostguard.pressure import Level, Settings
+from hostguard.samples import Disk, Sample
+from hostguard.sampling import boottime
+from hostguard.trigger import Trigger
+from hostguard.watcher import Watcher
+
+CARD = Device("/dev/mmcblk0", "mmcblk0", "")
+OTHER = Device("/dev/sda", "sda", "")
+QUICK = Settings(stall_after=0.1, strained_after=0.1, hold_off=60, calm_window=0.1)
+
+
+class Played:
+    """Counters of a disk that completes a request between two looks, or, if `stuck`, none."""
+
+    disk_reason = psi_reason = "ok"
+
+    def __init__(self) -> None:
+        self.stuck = False
+        self.fails = False
+        self.looks = 0
+        self._disk = Disk(0, 0, 0, 0, 0, 1, 0)
+
+    def sample(self, live: int, cap: int | None) -> Sample:
+        self.looks += 1
+        if self.fails:
+            raise RuntimeError("a fault of ours")
+        if not self.stuck:
+            self._disk = replace(self._disk, writes=self._disk.writes + 1)
+        return Sample(boottime(), live, cap, self._disk, None, None)
+
+
+class Host:
+    """What the watcher needs of a manager."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.pumps = 0
+        self.runner = SimpleNamespace(live=Live(), systemd=SimpleNamespace(control_group="/"))
+        config = Config(pressure=QUICK)
+        self.policy = SimpleNamespace(config=config, global_cap=lambda: 4, paused=lambda: False)
+        self.events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
+        self.residents = SimpleNamespace(stood_still=lambda unit, seconds: None)
+        self.watcher = Watcher(self)
+        self.disk = Played()
+
+    def pump(self) -> None:
+        self.pumps += 1
+        self.watcher.poke()  # as the daemon does
+
+    def run(self, count: int) -> None:
+        """So many turns run from now on."""
+        self.runner.live = Live()
+        for unit in map(str, range(count)):
+            self.runner.live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
+        self.watcher.poke()
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """Run `await work(host)` with a watcher that ticks a hundred times faster."""
+    monkeypatch.setattr(pressure, "TICK", 0.01)
+    monkeypatch.setattr(pressure, "FAST_TICK", 0.005)
+    monkeypatch.setattr(pressure, "SPAN", 0.008)
+    monkeypatch.setattr(watcher, "TICK_S", 0.01)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))  # no trigger
+
+    def runner(work):
+        async def main():
+            host = Host()
+            host.watcher.use(CARD)
+            host.watcher.sampler = host.disk
+            await work(host)
+            await host.watcher.close()
+            looks = host.disk.looks
+            await asyncio.sleep(0.05)
+            assert host.disk.looks == looks
+
+        asyncio.run(main())
+
+    return runner
+
+
+def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
+    async def work(host):
+        host.watcher.poke()
+        await asyncio.sleep(0.05)
+        assert host.disk.looks == 0
+        host.run(2)
+        await asyncio.sleep(0.1)
+        assert host.disk.looks > 5
+        host.run(0)
+        await asyncio.sleep(0.05)
+        looks = host.disk.looks
+        await asyncio.sleep(0.1)
+        assert host.disk.looks == looks
+        assert (host.told, host.watcher.state.level) == ([], Level.CALM)
+
+    on_host(work)
+
+
+def test_a_stall_is_told_once_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
+    async def work(host):
+        host.run(4)
+        await asyncio.sleep(0.05)
+        host.disk.stuck = True
+        await asyncio.sleep(0.3)
+        state = host.watcher.state
+        assert (state.level, state.cap, state.admit) == (Level.STALLED, 2, 1)
+        (told,) = host.told
+        assert told.startswith("stalled: 1 request in flight, not completed for 0.")
+        assert told.endswith(" s; cap 4 -> 2")
+        (change,) = host.watcher.changes
+        assert (change.level, change.cap) == ("stalled", 2)
+        assert host.watcher.since_ms == pytest.approx(change.at, abs=50)
+        pumps = host.pumps
+        host.disk.stuck = False
+        await asyncio.sleep(0.5)
+        assert host.watcher.state.admit != 1
+        assert host.pumps > pumps
+        assert [one.level for one in host.watcher.changes][:2] == ["stalled", "calm"]
+
+    on_host(work)
+
+
+def test_another_disk_is_met_without_prejudice(on_host):
+    async def work(host):
+        host.run(4)
+        host.disk.stuck = True
+        await asyncio.sleep(0.3)
+        host.watcher.use(CARD)  # a reload: the same one
+        assert host.watcher.state.level is Level.STALLED
+        host.watcher.use(OTHER)
+        assert (host.watcher.state.level, host.watcher.state.cap) == (Level.CALM, None)
+
+    on_host(work)
+
+
+def test_a_fault_in_a_look_does_not_end_the_looking(on_host, caplog):
+    async def work(host):
+        host.run(1)
+        await asyncio.sleep(0.03)
+        host.disk.fails = True
+        await asyncio.sleep(0.05)
+        assert host.disk.looks > 4
+        host.disk.fails = False
+        host.disk.stuck = True
+        await asyncio.sleep(0.3)
+        assert host.watcher.state.level is Level.STALLED
+
+    with caplog.at_level(logging.CRITICAL, "asyncio"):
+        on_host(work)
+
+
+def test_whoever_records_gets_samples_though_no_turn_runs(on_host):
+    async def work(host):
+        with host.watcher.reader() as samples:
+            assert (await asyncio.wait_for(samples.get(), 1)).live == 0
+            await asyncio.wait_for(samples.get(), 1)
+        await asyncio.sleep(0.03)
+        looks = host.disk.looks
+        await asyncio.sleep(0.05)
+        assert host.disk.looks == looks
+
+    on_host(work)
+
+
+def test_the_kernels_call_makes_it_look_for_a_while_and_then_rests(on_host, monkeypatch):
+    rests = []
+    monkeypatch.setattr(watcher, "AWAKE_S", 0.1)
+    monkeypatch.setattr(Trigger, "rest", lambda self, seconds: rests.append(seconds))
+
+    async def work(host):
+        for _ in range(20):  # it calls again and again
+            host.watcher._pressed()
+            await asyncio.sleep(0.01)
+            if rests:
+                break
+        assert 5 < host.disk.looks < 20
+        assert rests == [watcher.REST_S]
+
+    on_host(work)
+
+
+def test_without_psi_there_is_no_trigger(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    async def main():
+        made = Trigger(lambda: None)
+        assert made.open() == "the kernel grants no PSI trigger: No such file or directory"
+        made.close()
+        made.rest(60)
+        made.close()
+
+    asyncio.run(main())
+
+
+def test_the_kernel_takes_what_a_trigger_is_asked_for():
+    """A window below 2 s needs CAP_SYS_RESOURCE; without the NUL the kernel cuts the last digit off."""
+
+    async def main():
+        made = Trigger(lambda: None)
+        told = made.open()
+        made.close()
+        assert told == "ok" or "No such file" in told or "not supported" in told or "denied" in told
+
+    asyncio.run(main())
+    assert trigger.TRIGGER.endswith(b" 2000000\0")
