@@ -1,0 +1,59 @@
+"""The daemon on what the first release left behind: see tests/unit/test_first_release.py."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guard import DISK, ROOT, Guard, wait_for
+from guarded import GuardedHost
+
+LEFT = ROOT / "tests/unit/first_release"
+SAID = Path("/tmp/alice")  # where the configuration has alice write what she is sent
+
+
+@pytest.fixture
+def host(guard: Guard) -> Iterator[GuardedHost]:
+    SAID.unlink(missing_ok=True)
+    state = Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
+    shutil.copy(LEFT / "queue.db", state)
+    Path("/etc/hostguard").mkdir(exist_ok=True)
+    shutil.copy(LEFT / "bob.json", "/etc/hostguard")
+    guard.start((LEFT / "hostguard.toml").read_text(), state)
+    made = GuardedHost(guard)
+    yield made
+    made.api.close()
+
+
+def test_what_the_first_release_left_goes_on(host: GuardedHost) -> None:
+    status = host.get("/v1/status")
+    assert status["problems"] == []
+    assert (status["state"], status["turns"]) == ("paused", 0)
+    minds = {mind["name"]: mind for mind in host.get("/v1/minds")["minds"]}
+    assert sorted(minds) == ["alice", "bob", "carol", "dora"]
+    assert (minds["alice"]["state"], minds["dora"]["state"]) == ("asleep", "paused")
+    assert (minds["bob"]["batching"], minds["bob"]["gated"]) == (1, 2)
+    schedules = {one["name"]: one["source"] for one in host.get("/v1/schedules")["schedules"]}
+    assert schedules == {"kept": "kept", "later": "kept", "tidy": "config", "look": "config"}
+
+    host.post("/v1/resume")
+    host.post("/v1/minds/alice/wake")
+    host.done(22)
+    assert "good night" in SAID.read_text()
+    # What was held starts, and after its pause the turn, again, that was live when the host of then went down.
+    host.post("/v1/resume", mind="dora")
+    for row in (24, 20):
+        wait_for(lambda row=row: row in [turn["delivery"] for turn in host.turns()], 60)
+        host.post(f"/v1/turns/{host.row(row)['turn']}/stop")
+        host.done(row)
+    assert host.row(25)["not_before"] == 4_000_000_000_000
+    # The same key is still taken for the message of then.
+    again = host.api.post(
+        "/v1/deliveries",
+        json={"to": "@alice", "content": {"text": ["any", "JSON"]}, "key": "mail-1", "sender": "eve"},
+    )
+    assert (again.status_code, again.json()["deliveries"][0]["id"]) == (200, 1)
+    wait_for(lambda: not host.turns(), 60)
