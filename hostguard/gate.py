@@ -26,6 +26,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
         return Hold(Reason.NOT_DUE, "its time has not come")
     if not host.systemd:
         return Hold(Reason.NO_SYSTEMD, "systemd does not answer")
+    if not host.writes:
+        return Hold(Reason.NO_WRITES, "the queue cannot be written to")
     if mind.down is not None:
         return Hold(Reason.MIND_DOWN, mind.down)
     if same_session:

@@ -58,7 +58,8 @@ class Manager:
         self.events = events
         self.backlog = Backlog()
         self.policy = Policy(Config(), {}, "")
-        self.runner = Runner(self._systemd_told, self._over)
+        self.runner = Runner(self._around_changed, self._over)
+        queue.on_trouble = self._around_changed
         self.callers = Callers()
         self.ledger = Ledger(queue, events, self.callers)
         self.residents = Residents(self)
@@ -121,6 +122,7 @@ class Manager:
             self.watcher.state.admit,
             self.policy.paused(),
             self.runner.connected,
+            self.queue.trouble is None,
         )
 
     def verdict(self, row: Row) -> Hold | None:
@@ -147,6 +149,7 @@ class Manager:
             self.ready
             and not self.closing
             and host.systemd
+            and host.writes
             and not host.paused
             and all(cap is None or host.live < cap for cap in (host.cap, host.effective_cap))
         )
@@ -271,7 +274,8 @@ class Manager:
         if delay is not None:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0), self.pump)
 
-    def _systemd_told(self) -> None:
+    def _around_changed(self) -> None:
+        """Of systemd or of the disk."""
         if self.ready:
             self.pump()
 

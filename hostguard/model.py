@@ -48,6 +48,7 @@ class Reason(StrEnum):
     PRESSURE = "pressure"
     MIND_DOWN = "mind_down"  # a resident mind's server does not take connections
     NO_SYSTEMD = "no_systemd"
+    NO_WRITES = "no_writes"  # the card is full, read-only, or gone: a turn's end could not be stored
     RESTART = "restart"  # held since before the guard was started: the reason of then is not stored
 
 
@@ -262,6 +263,7 @@ class HostView:
     effective_cap: int | None = None
     paused: bool = False
     systemd: bool = True  # False while the bus is lost: nothing is started unseen
+    writes: bool = True  # False while the database takes none: what ended would run again at the next boot
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with i
 RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 # A check reads the whole file: 16 MiB take about a second from an SD card (10 MB/s, class A1).
 CHECK_MAX = 16 << 20
+# The card is full, read-only or gone; https://sqlite.org/rescode.html
+NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 BUSY_MS = 2000  # another process (sqlite3 by hand) may hold the file this long
 
 
@@ -74,6 +76,9 @@ class Queue:
         self.path = path
         self.notice: str | None = None  # what a person must know about the file
         self.on_damage: Callable[[str], None] = log.critical
+        # Why the file takes no writes, until it takes one: it is tried again every RETRY_S.
+        self.trouble: str | None = None
+        self.on_trouble: Callable[[], None] = lambda: None  # told on the loop when `trouble` comes or goes
         self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
         self._lock = threading.Lock()  # guards Write.state
         self._synchronous = ""
@@ -139,6 +144,7 @@ class Queue:
             batch, stop = self._take(kept, stop)
             kept = []
             done = self._try_commit(batch)
+            failed = isinstance(done, Exception)
             if isinstance(done, Exception):
                 # Alone, each fails or succeeds for what it is itself.
                 failure, done = done, []
@@ -152,6 +158,8 @@ class Queue:
                     else:
                         done.append((write, None, alone))
             self._resolve(done)
+            if not failed:
+                self._set_trouble(None)
             if kept and stop:
                 log.error("%d writes to %s are lost: the guard stops", len(kept), self.path)
                 break
@@ -163,7 +171,8 @@ class Queue:
         batch = list(kept)
         while len(batch) < BATCH_MAX:
             try:
-                write = self._inbox.get(block=not batch and not stop)
+                block = not batch and not stop
+                write = self._inbox.get(block, RETRY_S if self.trouble is not None else None)
             except stdqueue.Empty:
                 break
             if write is None:
@@ -177,28 +186,32 @@ class Queue:
         return batch, stop
 
     def _try_commit(self, batch: list[Write[object]]) -> list[Done] | Unavailable:
-        if not batch:
+        if not batch and self.trouble is None:
             return []
-        wanted = "FULL" if any(write.durable for write in batch) else "NORMAL"
+        wanted = "FULL" if not batch or any(write.durable for write in batch) else "NORMAL"
         try:
             if wanted != self._synchronous:
                 self._db.execute(f"PRAGMA synchronous={wanted}")
                 self._synchronous = wanted
             return self._commit(batch)
         except Exception as error:
-            if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in NO_WRITES:
+                self._set_trouble(str(error))
+            elif isinstance(error, sqlite3.Error):
                 log.error("cannot write to %s: %s", self.path, error)
                 self._suspect(error)
             else:
                 log.exception("a write to %s is wrong", self.path)
             with suppress(sqlite3.Error):
                 self._db.rollback()
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
         done: list[Done] = []
         self._db.execute("BEGIN IMMEDIATE")
+        if not batch:
+            self._db.execute(f"PRAGMA user_version={SCHEMA}")  # as it is; but a page is written
         for write in batch:
             try:
                 done.append((write, write.op(self._db), None))
@@ -219,6 +232,17 @@ class Queue:
 
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(resolve)
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        """Said once, however often a write is tried again."""
+        before, self.trouble = self.trouble, trouble
+        if trouble is not None and trouble != before:
+            log.error("cannot write to %s: %s; it is tried again every %g s", self.path, trouble, RETRY_S)
+        if trouble is None and before is not None:
+            log.warning("%s takes writes again", self.path)
+        if (trouble is None) != (before is None):
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.on_trouble)
 
     def _suspect(self, error: sqlite3.Error) -> None:
         """Report damage. Not on the event loop: it touches the disk."""

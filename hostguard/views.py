@@ -94,6 +94,7 @@ _SENTENCES = {
     Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run; {blocker} is the oldest",
     Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
     Reason.NO_SYSTEMD: "systemd does not answer, and nothing is started unseen",
+    Reason.NO_WRITES: "{blocker}, and what ended could not be stored",
 }
 
 
@@ -196,7 +197,12 @@ def status(
     enforcement: list[Verdict],
 ) -> Json:
     """The whole guard on one page."""
-    watcher = manager.watcher
+    watcher, trouble = manager.watcher, manager.queue.trouble
+    if trouble is not None:
+        text = (
+            f"{manager.queue.path} cannot be written to: {trouble}; nothing is accepted or started meanwhile"
+        )
+        problems = [*problems, {"code": "no_writes", "text": text}]
     state = (
         "no_systemd" if not manager.runner.connected else "paused" if manager.policy.paused() else "running"
     )
@@ -282,6 +288,8 @@ def status_line(manager: Manager) -> str:
         line += f"; {level}" + (f", {allowed} may run" if allowed != cap else "")
     if not manager.runner.connected:
         return f"{line}; no connection to systemd, nothing is started"
+    if manager.queue.trouble is not None:
+        return f"{line}; the queue cannot be written to, nothing is started: {manager.queue.trouble}"
     return f"{line}; paused" if manager.policy.paused() else line
 
 

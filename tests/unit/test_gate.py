@@ -27,6 +27,7 @@ TABLE = [
     ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW + 1), Reason.NOT_DUE),
     ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW), Start()),
     ("bus lost", HostView(0, systemd=False), MindView("x", 1), ROW, Reason.NO_SYSTEMD),
+    ("no writes", HostView(0, writes=False), MindView("x", 1), ROW, Reason.NO_WRITES),
     ("other session live", HostView(1), MindView("x", 1, live=(OTHER,)), ROW, Reason.MIND_BUSY),
     ("other session live, room for two", HostView(1), MindView("x", 2, live=(OTHER,)), ROW, Start()),
     ("same session live, room for two", HostView(1), MindView("x", 2, live=(SAME,)), ROW, Reason.SESSION_BUSY),

@@ -196,7 +196,7 @@ class Managed(RuleBasedStateMachine):
             assert manager.backlog.has(id_, mind, row.session), "no row is forgotten"
             hold = manager.verdict(row.row)
             assert isinstance(hold, Hold), "no startable row waits while a slot is free"
-            assert hold.reason in set(Reason) - {Reason.NO_SYSTEMD, Reason.UNKNOWN_MIND}
+            assert hold.reason in set(Reason) - {Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.UNKNOWN_MIND}
         running = self.running()
         assert len(running) == len(manager.runner.live), "a slot is a turn"
         sessions = [(turn.live.mind, turn.live.session) for turn in running]

@@ -10,7 +10,7 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
-from hostguard.queue import BUSY_MS, Locked, Unavailable
+from hostguard.queue import BUSY_MS, RETRY_S, Locked, Unavailable
 
 
 def damage(path):
@@ -120,6 +120,32 @@ def test_a_full_disk_refuses_and_recovers(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         rows, _ = await asyncio.wait_for(kept.future, 10)
         assert (rows[0].mind, rows[0].id) == ("kept", 2)
+
+    on_queue(tmp_path, work)
+
+
+def test_trouble_lasts_until_the_file_takes_a_write_and_is_said_once(tmp_path, caplog):
+    async def work(queue):
+        told = []
+        queue.on_trouble = lambda: told.append(queue.trouble)
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await put(queue, message())
+        await asyncio.sleep(2 * RETRY_S)
+        assert queue.trouble is not None, "an empty look is no write"
+        assert told == [queue.trouble]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        for _ in range(100):
+            await asyncio.sleep(RETRY_S / 10)
+            if queue.trouble is None:
+                break
+        assert told[1:] == [None], "nobody need write for it"
+        said = [record.getMessage() for record in caplog.records]
+        assert ["cannot write" in line for line in said] == [True, False]
+        await asyncio.sleep(0)
 
     on_queue(tmp_path, work)
 
