@@ -7,6 +7,7 @@ failure; and at the end every accepted row has ended exactly once, in order.
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
 
@@ -66,6 +67,17 @@ class Played:
     give_up = end
 
 
+class Errors(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 OK = turns.Ending("exited", "exit status 0", 0)
 CRASH = turns.Ending("killed", "died of SIGSEGV", 139, failed=True)
 
@@ -79,6 +91,9 @@ class Managed(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.cancelled: set[int] = set()
         self.failures: dict[int, int] = {}
+        self.units: set[str] = set()  # of the turns that ran after the last step
+        self.errors = Errors(logging.ERROR)
+        logging.getLogger("hostguard.manager").addHandler(self.errors)
 
     def do(self, work):
         async def settled():
@@ -147,10 +162,7 @@ class Managed(RuleBasedStateMachine):
             self.manager.watcher.state = PressureState(level=level, cap=cap)
             self.manager.pump()
 
-        before = self.running()
         self.do(ticked())
-        started, allowed = len(self.running()) - len(before), self.manager.watcher.state.admit
-        assert started <= (len(MINDS) if allowed is None else max(0, allowed - len(before)))
 
     @rule()
     def systemd_goes_and_comes(self) -> None:
@@ -199,6 +211,12 @@ class Managed(RuleBasedStateMachine):
             assert hold.reason in set(Reason) - {Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.UNKNOWN_MIND}
         running = self.running()
         assert len(running) == len(manager.runner.live), "a slot is a turn"
+        units, admit = {turn.live.unit for turn in running}, manager.watcher.state.admit
+        assert units <= self.units or admit is None or len(units) <= admit, (
+            "none started beyond what pressure allows"
+        )
+        self.units = units
+        assert not self.errors.records, "the gate and the search for the next row agree"
         sessions = [(turn.live.mind, turn.live.session) for turn in running]
         assert len(sessions) == len(set(sessions))
 
@@ -229,6 +247,7 @@ class Managed(RuleBasedStateMachine):
                 assert state == want
             assert sorted(self.ended) == sorted(set(self.ended)), "each ended once"
             self.loop.run_until_complete(self.queue.close())
+        logging.getLogger("hostguard.manager").removeHandler(self.errors)
         self.loop.close()
         self.folder.cleanup()
 

@@ -22,7 +22,7 @@ from hostguard.watcher import Watcher
 
 CARD = Device("/dev/mmcblk0", "mmcblk0", "")
 OTHER = Device("/dev/sda", "sda", "")
-QUICK = Settings(stall_after=0.1, strained_after=0.1, hold_off=60, calm_window=0.1)
+QUICK = Settings(stall_after=0.1, strained_after=0.1, hold_off=0.15, calm_window=0.1)
 
 
 class Played:
@@ -77,6 +77,7 @@ def on_host(monkeypatch, tmp_path):
     monkeypatch.setattr(pressure, "TICK", 0.01)
     monkeypatch.setattr(pressure, "FAST_TICK", 0.005)
     monkeypatch.setattr(pressure, "SPAN", 0.008)
+    monkeypatch.setattr(pressure, "MINUTE", 0.1)
     monkeypatch.setattr(watcher, "TICK_S", 0.01)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))  # no trigger
 
@@ -114,26 +115,25 @@ def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
     on_host(work)
 
 
-def test_a_stall_is_told_once_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
+def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
     async def work(host):
         host.run(4)
         await asyncio.sleep(0.05)
         host.disk.stuck = True
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         state = host.watcher.state
-        assert (state.level, state.cap, state.admit) == (Level.STALLED, 2, 1)
-        (told,) = host.told
-        assert told.startswith("stalled: 1 request in flight, not completed for 0.")
-        assert told.endswith(" s; cap 4 -> 2")
-        (change,) = host.watcher.changes
-        assert (change.level, change.cap) == ("stalled", 2)
-        assert host.watcher.since_ms == pytest.approx(change.at, abs=50)
+        assert (state.level, state.cap, state.admit) == (Level.STALLED, 1, 1)
+        assert all(
+            told.startswith("stalled: 1 request in flight, not completed for 0.") for told in host.told
+        )
+        assert [told.rpartition("; ")[2] for told in host.told] == ["cap 4 -> 2", "cap 2 -> 1"]
+        assert [(one.level, one.cap) for one in host.watcher.changes] == [("stalled", 2), ("stalled", 1)]
+        assert host.watcher.since_ms == pytest.approx(host.watcher.changes[0].at, abs=50)
         pumps = host.pumps
         host.disk.stuck = False
         await asyncio.sleep(0.5)
-        assert host.watcher.state.admit != 1
+        assert "cap 1 -> 2" in [told.rpartition("; ")[2] for told in host.told]
         assert host.pumps > pumps
-        assert [one.level for one in host.watcher.changes][:2] == ["stalled", "calm"]
 
     on_host(work)
 
