@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from guard import STATE, UNIT, Guard, run, systemctl, wait_for
@@ -73,11 +76,23 @@ def test_the_database_is_moved_away_while_a_turn_runs(guard: Guard) -> None:
     assert ran() == 5
 
 
-def test_a_full_disk_at_the_start_is_tried_again_until_there_is_room(guard: Guard) -> None:
+@contextmanager
+def small_disk(guard: Guard, size: str) -> Iterator[Path]:
+    """A disk for the guard's state, which stops at the end."""
     small = Path("/disk/small")
     small.mkdir(exist_ok=True)
-    run("mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(small))
+    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(small))
     try:
+        yield small
+    finally:
+        guard.stop()
+        run("umount", str(STATE))
+        guard._mounted = False
+        run("umount", str(small))
+
+
+def test_a_full_disk_at_the_start_is_tried_again_until_there_is_room(guard: Guard) -> None:
+    with small_disk(guard, "128k") as small:
         (small / "fill").write_bytes(b"x" * 128 * 1024)
         try:
             begin(guard, small)
@@ -88,11 +103,28 @@ def test_a_full_disk_at_the_start_is_tried_again_until_there_is_room(guard: Guar
         )
         (small / "fill").unlink()
         wait_for(lambda: guard.cli("status", check=False).returncode == 0, 30)
-    finally:
-        guard.stop()
-        run("umount", str(STATE))
-        guard._mounted = False
-        run("umount", str(small))
+
+
+def test_a_disk_that_fills_up_starts_nothing_until_there_is_room(guard: Guard) -> None:
+    def problems() -> list[str]:
+        return [problem["code"] for problem in guard.json("status")["problems"]]
+
+    def full() -> bool:
+        refused = guard.cli("send", "@bob", "x" * 100_000, check=False)  # small ones may still fit
+        time.sleep(2)
+        return refused.returncode == 1 and "full" in refused.stderr and problems() == ["no_writes"]
+
+    with small_disk(guard, "1m") as small:
+        begin(guard, small)
+        row = guard.json("send", "@bob", "later", "--at", "+5s")["deliveries"][0]["id"]
+        with suppress(OSError), (small / "fill").open("wb", buffering=0) as fill:
+            while True:
+                fill.write(b"x" * 4096)
+        wait_for(full)
+        wait_for(lambda: guard.json("why", str(row))["reason"] == "no_writes", 30)
+        (small / "fill").unlink()
+        done(guard, row)
+        assert problems() == []
 
 
 def test_the_journal_is_made_anew(guard: Guard) -> None:
