@@ -1,0 +1,227 @@
+"""systemctl as the control: each command that hostguard(1) names under SYSTEMCTL, on the real systemd."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from guard import ROOT, UNIT, Guard, run, systemctl, wait_for
+from guarded import GuardedHost
+
+CONFIG = """
+[limits]
+global_concurrent_turns = 1
+[minds.ada]
+command = ["/bin/sleep", "300"]
+user = "root"
+[minds.deaf]
+command = ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
+user = "root"
+"""
+
+
+def show(unit: str, name: str) -> str:
+    return run("systemctl", "show", "--value", f"--property={name}", unit).stdout.strip()
+
+
+@pytest.fixture
+def host(guard: Guard) -> Iterator[GuardedHost]:
+    """A turn of ada's is live, another one of hers waits."""
+    guard.start(CONFIG)
+    made = GuardedHost(guard)
+    made.send("@ada")
+    made.send("@ada", session="$new")
+    wait_for(lambda: made.row(1)["state"] == "in_turn")
+    yield made
+    for row in made.get("/v1/deliveries")["deliveries"]:
+        if row["state"] == "queued":
+            made.post(f"/v1/deliveries/{row['id']}/cancel")
+    systemctl("stop", "hostguard.slice")
+    wait_for(lambda: not guard.scopes())
+    made.api.close()
+
+
+def unit_of(host: GuardedHost, row: int = 1) -> str:
+    turn: str = next(turn["unit"] for turn in host.turns() if turn["delivery"] == row)
+    return turn
+
+
+def status(host: GuardedHost) -> None:
+    wait_for(lambda: "1/1 turns, 1 held, cap 1" in run("systemctl", "status", "hostguard").stdout)
+
+
+def start_stop_restart(host: GuardedHost) -> None:
+    before, turn = host.guard.pid, unit_of(host)
+    systemctl("restart", "hostguard")
+    assert host.guard.pid not in (0, before)
+    assert unit_of(host) == turn
+    systemctl("stop", "hostguard")
+    assert turn in host.guard.scopes()
+    systemctl("start", "hostguard")
+    assert unit_of(host) == turn
+    assert host.row(2)["hold"]["reason"] == "mind_busy"
+
+
+def socket_starts(host: GuardedHost) -> None:
+    """While it is stopped whoever uses the socket starts it again."""
+    systemctl("stop", "hostguard")
+    systemctl("start", "hostguard.socket")
+    assert host.guard.pid == 0
+    assert host.guard.cli("status").returncode == 0
+    systemctl("stop", "hostguard.socket", "hostguard")
+    assert host.guard.cli("status", check=False).returncode == 3
+    systemctl("start", "hostguard")
+
+
+def reload(host: GuardedHost) -> None:
+    host.guard.configure(CONFIG.replace("turns = 1", "turns = x"))
+    failed = subprocess.run(["systemctl", "reload", "hostguard"], capture_output=True, text=True)
+    assert failed.returncode != 0
+    assert host.get("/v1/config")["limits"]["global_concurrent_turns"] == 1
+    assert "the last reload failed" in show(UNIT, "StatusText")
+    host.guard.configure(CONFIG.replace("turns = 1", "turns = 2") + "[turn]\ntasks_max = 77\n")
+    turn = unit_of(host)
+    tasks = show(turn, "TasksMax")
+    systemctl("reload", "hostguard")
+    # A second one of ada's must wait, but not one of another mind: it has the new limits, the first one its own.
+    host.send("@deaf")
+    wait_for(lambda: len(host.turns()) == 2)
+    assert show(unit_of(host, 3), "TasksMax") == "77"
+    assert show(turn, "TasksMax") == tasks != "77"
+    run("systemctl", "kill", "--signal=KILL", unit_of(host, 3))
+    wait_for(lambda: host.row(3)["state"] == "queued")  # it crashed, and is to be tried again
+
+
+def list_units(host: GuardedHost) -> None:
+    listed = run("systemctl", "list-units", "hostguard-*").stdout
+    assert unit_of(host) in listed
+    assert "hostguard-ada.slice" in listed
+    tree = run("systemd-cgls", "--unit", "hostguard.slice").stdout
+    assert re.search(r"hostguard-turn-ada-1\.scope.*sleep 300", tree, re.DOTALL), tree
+
+
+def stop(host: GuardedHost) -> None:
+    systemctl("stop", unit_of(host))
+    host.done(1)
+    assert host.row(1)["result"]["outcome"] == "stopped"
+    wait_for(lambda: host.row(2)["state"] == "in_turn")  # its slot
+
+
+def kill(host: GuardedHost) -> None:
+    host.post("/v1/deliveries/2/cancel")
+    systemctl("kill", "--signal=INT", unit_of(host))
+    host.done(1)
+    assert host.row(1)["result"]["reason"] == "ended by SIGINT"
+    host.post("/v1/deliveries/1/retry")
+    wait_for(lambda: host.row(1)["state"] == "in_turn")
+    systemctl("kill", "--signal=KILL", unit_of(host))
+    wait_for(lambda: host.row(1)["state"] == "queued")
+    assert host.row(1)["attempts"] == 1
+
+
+def freeze_thaw(host: GuardedHost) -> None:
+    turn = unit_of(host)
+    systemctl("freeze", turn)
+    assert show(turn, "FreezerState") == "frozen"
+    wait_for(lambda: "1/1 turns, 1 held" in show(UNIT, "StatusText"))
+    assert host.row(2)["state"] == "queued"
+    systemctl("thaw", turn)
+    assert show(turn, "FreezerState") == "running"
+    assert host.row(1)["state"] == "in_turn"
+
+
+def set_property(host: GuardedHost) -> None:
+    turn = unit_of(host)
+    systemctl("set-property", "hostguard.slice", "IOWeight=20")
+    systemctl("set-property", "hostguard-ada.slice", "TasksMax=55")
+    systemctl("set-property", turn, "CPUWeight=7")
+    try:
+        systemctl("reload", "hostguard")
+        systemctl("restart", "hostguard")
+        systemctl("daemon-reload")
+        assert (show("hostguard.slice", "IOWeight"), show(turn, "CPUWeight")) == ("20", "7")
+        systemctl("stop", turn)
+        wait_for(lambda: host.row(2)["state"] == "in_turn")  # another turn, in the same slices
+        assert (show("hostguard.slice", "IOWeight"), show("hostguard-ada.slice", "TasksMax")) == ("20", "55")
+        assert Path(
+            "/etc/systemd/system.control/hostguard.slice.d"
+        ).is_dir()  # so over a restart of the host, too
+    finally:
+        systemctl("revert", "hostguard.slice", "hostguard-ada.slice")
+    assert show("hostguard.slice", "IOWeight") != "20"
+    assert not Path("/etc/systemd/system.control/hostguard.slice.d").exists()
+
+
+def edit(host: GuardedHost) -> None:
+    editor = Path("/tmp/editor")
+    editor.write_text('#!/bin/sh\nfor file; do last=$file; done\nprintf "[Service]\\nNice=3\\n" >"$last"\n')
+    editor.chmod(0o755)
+    drop_in = Path("/etc/systemd/system/hostguard.service.d/override.conf")
+    ours = subprocess.Popen(
+        ["script", "--quiet", "--return", "--command", "systemctl edit hostguard", "/dev/null"],
+        env={**os.environ, "SYSTEMD_EDITOR": str(editor)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    said, _ = ours.communicate(timeout=60)
+    try:
+        assert "Nice=3" in drop_in.read_text(), said
+        systemctl("restart", "hostguard")
+        assert os.getpriority(os.PRIO_PROCESS, host.guard.pid) == 3
+        assert host.row(1)["state"] == "in_turn"
+    finally:
+        drop_in.unlink()
+        systemctl("daemon-reload")
+
+
+def foreign(host: GuardedHost) -> None:
+    """A scope that anybody makes in a mind's slice is a turn of the mind's."""
+    systemctl("stop", unit_of(host))
+    host.done(1)
+    wait_for(lambda: host.row(2)["state"] == "in_turn")
+    own = subprocess.Popen(
+        ["systemd-run", "--scope", "--quiet", "--slice=hostguard-ada.slice", "sleep", "300"]
+    )
+    try:
+        wait_for(lambda: [turn["state"] for turn in host.turns()].count("foreign") == 1)
+        systemctl("stop", unit_of(host, 2))
+        host.done(2)
+        late = host.send("@ada", session="$new")
+        wait_for(lambda: (host.row(late)["hold"] or {}).get("reason") in ("mind_busy", "global_cap"))
+    finally:
+        own.kill()
+        own.wait()
+    wait_for(lambda: host.row(late)["state"] == "in_turn")
+
+
+TRIED: dict[str, Callable[[GuardedHost], None]] = {
+    "systemctl status hostguard": status,
+    "systemctl start hostguard": start_stop_restart,
+    "systemctl stop hostguard": socket_starts,
+    "systemctl restart hostguard": start_stop_restart,
+    "systemctl reload hostguard": reload,
+    "systemctl list-units 'hostguard-*'": list_units,
+    "systemctl stop hostguard-turn-ada-17.scope": stop,
+    "systemctl kill": kill,
+    "systemctl freeze hostguard-turn-ada-17.scope": freeze_thaw,
+    "systemctl thaw hostguard-turn-ada-17.scope": freeze_thaw,
+    "systemctl set-property hostguard.slice IOWeight=20": set_property,
+    "systemctl revert hostguard.slice": set_property,
+    "systemctl edit hostguard": edit,
+    "systemd-run --scope --slice=hostguard-ada.slice make test": foreign,
+}
+
+
+def test_each_command_of_the_manual_is_tried() -> None:
+    page = (ROOT / "packaging/man/hostguard.1.scd").read_text()
+    section = page.partition("\n# SYSTEMCTL\n")[2].partition("\n# ")[0].replace("\\*", "ASTERISK")
+    named = re.findall(r"\*(systemctl [^*]+)\*", " ".join(section.split()))
+    named += re.findall(r"^\t(systemd-run .*)$", section, re.MULTILINE)
+    assert sorted({name.replace("ASTERISK", "*") for name in named}) == sorted(TRIED)
+
+
+@pytest.mark.parametrize("work", dict.fromkeys(TRIED.values()), ids=lambda work: work.__name__)
+def test_the_command(host: GuardedHost, work: Callable[[GuardedHost], None]) -> None:
+    work(host)
