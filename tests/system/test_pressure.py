@@ -161,17 +161,28 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     empty.mkdir(exist_ok=True)
     run("mount", "--bind", str(empty), "/proc/pressure")
     try:
-        pressed.stall(QUICK)
+        units = pressed.stall(QUICK, Path(tempfile.mkdtemp(dir=DISK)))
         wait_for(lambda: pressed.level() == "stalled", 3)
         told = pressed.pressure()
+        held = pressed.send("@b")
+        why = pressed.get(f"/v1/deliveries/{held}/why")
+        wait_for(lambda: "; stalled, 1 may run" in status_line(), 2)
+        pressed.post(f"/v1/deliveries/{held}/cancel")
     finally:
         run("umount", "/proc/pressure")
     assert told["psi"].startswith("this kernel shows no PSI")
     assert (told["samples"][-1]["host"], told["cap"]) == (None, 2)
+    assert why["reason"] == "pressure"
+    assert "the disk is stalled (1 request in flight, not completed for " in why["text"]
+    assert f", and fewer turns may run; {units[0]} is the oldest" in why["text"]
     lines = pressed.guard.journal("SYSLOG_IDENTIFIER=hostguardd")
     assert "PSI trigger: the kernel grants no PSI trigger: No such file or directory" in [
         line["MESSAGE"] for line in lines
     ]
+
+
+def status_line() -> str:
+    return run("systemctl", "show", "--value", "--property=StatusText", "hostguard.service").stdout
 
 
 def test_idle_and_calm_it_neither_looks_nor_writes(pressed: PressedHost) -> None:
