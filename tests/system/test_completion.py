@@ -16,7 +16,7 @@ import pytest
 from guard import ROOT, Guard, wait_for
 
 SHIPPED = {
-    "hostguard.bash": "/usr/share/bash-completion/completions/hostguard",
+    "hostguard.bash": "/usr/share/bash-completion/completions/hostguard.bash",
     "_hostguard": "/usr/share/zsh/vendor-completions/_hostguard",
     "hostguard.fish": "/usr/share/fish/vendor_completions.d/hostguard.fish",
 }

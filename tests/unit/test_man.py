@@ -193,6 +193,14 @@ def test_the_page_has_every_variable_of_a_turn() -> None:
     assert told == names
 
 
+# -- hostguardd(8)
+
+
+def test_the_manual_has_every_unit() -> None:
+    shipped = {unit.name for unit in (MAN.parents[1] / "units").iterdir()}
+    assert {*re.findall(r"\*(hostguard[a-z@-]*\.[a-z]+)\*", page("hostguardd.8")["UNITS"])} == shipped
+
+
 # -- all pages
 
 
