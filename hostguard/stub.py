@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 NOBODY = 65534
 TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
+# What may be sent to all of a turn's processes: the stub outlives it, to record how the command took it.
+OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 
 
@@ -95,8 +97,8 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
         return
     for fd in (stdin, output):
         os.close(fd)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # outlive them, to record how the command took them
+    for number in OUTLIVED:
+        signal.signal(number, signal.SIG_IGN)
     said = b"" if captured is None else capture(captured, pid, spec["capture"])
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)

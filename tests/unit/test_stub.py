@@ -106,6 +106,22 @@ def test_a_script_reads_its_stdin_and_its_status_is_kept(server, record):
     assert (found.exit, found.output) == (7, "in")
 
 
+def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, record):
+    """As `systemctl kill --signal=USR1` on its scope."""
+    stub = server.stub()
+    user = {"cwd": "/", "uid": 0, "gid": 0, "groups": [], "cgroup": "/nowhere"}
+    script = "trap 'exit 7' USR1; echo ready; while :; do sleep 0.05; done"
+    argv = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": turns.PATH}, "capture": 100}
+    stub.release({**argv, **user}, b"", record, None)
+    shell = until(lambda: psutil.Process(stub.pid).children())[0]
+    until(lambda: shell.children())  # so the trap is set
+    for pid in (stub.pid, shell.pid):
+        os.kill(pid, signal.SIGUSR1)
+    until(lambda: not stub.alive())
+    stub.close()
+    assert turns.parse_record(record.read_text()).exit == 7
+
+
 def test_a_command_that_cannot_start_says_why(server, record):
     stub = server.stub()
     spec = {"argv": ["/nowhere/x"], "env": {}, "capture": 100, "cwd": "/"}
