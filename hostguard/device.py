@@ -20,6 +20,7 @@ from hostguard import mounts
 from hostguard.mounts import Mount
 
 SYS = Path("/sys")
+SYSTEMD = Path("/proc/1/root")  # what PID 1 sees
 _ASK = "; set path under [device] to the disk to guard"
 _KINDS = {"LVM": "LVM", "CRYPT": "encrypted", "mpath": "multipath"}  # by the prefix of a dm device's UUID
 
@@ -42,10 +43,10 @@ def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
     """The disk that `[device] path` asks for: "auto" (the one under `state`), "none", or a path."""
     if device_path == "none":
         return Device(None, None, 'switched off by path = "none" under [device]')
-    if device_path != "auto" and not os.path.exists(device_path):
+    if device_path != "auto" and not _seen(device_path).exists():
         return Device(None, None, f"there is no {device_path}{_ASK}")
     found = resolve(state if device_path == "auto" else Path(device_path), sys_root)
-    if found.node and not os.path.exists(found.node):  # a container's own /dev
+    if found.node and not _seen(found.node).exists():  # a container's own /dev
         return replace(found, node=None, reason=f"{found.reason}, but there is no {found.node} here")
     return found
 
@@ -56,9 +57,16 @@ def resolve(path: Path, sys_root: Path = SYS) -> Device:
     A block device's node stands for its disk. If several disks are beneath it, it is taken as it was named.
     """
     try:
-        return _resolve(path, path.absolute(), sys_root)
+        return _resolve(path, _seen(path), sys_root)
     except OSError as error:
         return Device(None, None, f"{path}: {error.strerror}{_ASK}")
+
+
+def _seen(path: Path | str) -> Path:
+    """Where to look at a path: hostguard.service has a /dev of its own; systemd opens nodes in the host's."""
+    path = Path(path).absolute()
+    outside = path.parts[1:2] == ("dev",) and os.access(SYSTEMD / "dev", os.F_OK)
+    return SYSTEMD / path.relative_to("/") if outside else path
 
 
 def _resolve(path: Path, place: Path, sys_root: Path) -> Device:

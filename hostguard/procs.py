@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -86,12 +87,22 @@ def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
     """
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    if not hosts & own and not (parts.hostname or "").startswith("127."):
+    if not any(map(_is_own, hosts)):
         return []
     hosts |= {"0.0.0.0", "::"}  # noqa: S104
-    sockets = {socket for socket, host, port in _listening() if port == (parts.port or 80) and host in hosts}
-    return [pid for pid in (psutil.pids() if pids is None else pids) if sockets and _holds(pid, sockets)]
+    taken = {name for name, host, port in _listening() if port == (parts.port or 80) and host in hosts}
+    return [pid for pid in (psutil.pids() if pids is None else pids) if taken and _holds(pid, taken)]
+
+
+def _is_own(host: str | None) -> bool:
+    """Whether an address is one of this host's: only such a one can be bound."""
+    try:
+        family = socket.AF_INET6 if ip_address(host or "").version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((host, 0))
+    except (ValueError, OSError):  # it is a name; it is another's
+        return False
+    return True
 
 
 def _listening() -> Iterator[tuple[str, str, int]]:

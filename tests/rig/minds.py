@@ -89,10 +89,13 @@ class OneMind:
 
 
 class Minds:
-    """A context manager: the minds of a test. `config` is for the guard; `events_port` where it listens."""
+    """A context manager: the minds of a test. `config` is for the guard; `events_port` where it listens.
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="minds-"))
+    `folder`, which is made under `place`, has their files: for a guard in its sandbox, not under /tmp.
+    """
+
+    def __init__(self, place: str | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="minds-", dir=place))
         self.events_port = free_port()
         self.minds: dict[str, OneMind] = {}
 

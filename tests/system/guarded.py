@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import httpx
-from guard import UNIT, Guard, systemctl
+from guard import Guard
 
 from hostguard import paths
 
@@ -73,7 +73,7 @@ class GuardedHost:
     def kill_for_good(self) -> None:
         """Kill the daemon with SIGKILL, and keep it down until `guard.restart`."""
         self.guard.kill()
-        systemctl("stop", UNIT)
+        self.guard.stop()
 
 
 def overlaps(spans: list[tuple[float, float]]) -> int:

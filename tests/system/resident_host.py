@@ -16,7 +16,7 @@ class ResidentHost(GuardedHost):
 
     def __init__(self, guard: Guard) -> None:
         super().__init__(guard)
-        self.minds = Minds()
+        self.minds = Minds("/run")
 
     def __enter__(self) -> ResidentHost:
         return self

@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from bare import ODD, ROOT, Host, bare_host
-from guard import systemctl, wait_for
+from guard import run, systemctl, wait_for
 
 
 @pytest.fixture
@@ -165,10 +166,25 @@ def test_a_unit_made_by_hand_in_the_minds_slice_counts(host: Host, kind: list[st
     assert host("run", "--mind", "a", "--max-wait", "0", "true").returncode == 0
 
 
+@pytest.fixture
+def resident() -> Iterator[None]:
+    """The mind a's own service, as it is shipped, and its user."""
+    settings = Path("/etc/hostguard/minds/a.env")
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text('COMMAND=/bin/sh -c "cd && id -un >who && exec sleep 60"\n')
+    run("useradd", "--create-home", "a")
+    systemctl("start", "hostguard-mind@a.service")
+    yield
+    systemctl("stop", "hostguard-mind@a.service")
+    run("userdel", "--remove", "a")
+    settings.unlink()
+
+
+@pytest.mark.usefixtures("resident")
 def test_a_resident_minds_service_is_no_turn(host: Host) -> None:
-    with systemd_run("--slice=hostguard-a.slice", "--unit=hostguard-mind@a.service"):
-        assert host.live() == []
-        assert host("run", "--mind", "a", "--max-wait", "0", "true").returncode == 0
+    wait_for(lambda: Path("/home/a/who").exists() and Path("/home/a/who").read_text() == "a\n")
+    assert host.live() == []
+    assert host("run", "--mind", "a", "--max-wait", "0", "true").returncode == 0
 
 
 def test_the_global_cap_holds_and_names_the_oldest(host: Host) -> None:

@@ -56,12 +56,19 @@ class Watch:
 
 def test_the_card_stops_for_a_minute_under_load(pressed: PressedHost) -> None:
     """Case 30 among it (raspberrypi/rpi-imager#1216), for a minute here."""
-    drop_in = Path("/run/systemd/system/hostguard.service.d/watchdog.conf")
+    with setting("WatchdogSec=4"):
+        stop_for_a_minute(pressed)
+
+
+@contextmanager
+def setting(line: str) -> Iterator[None]:
+    """A line for the [Service] section of hostguard.service."""
+    drop_in = Path("/run/systemd/system/hostguard.service.d/pressure.conf")
     drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text("[Service]\nWatchdogSec=4\n")
+    drop_in.write_text(f"[Service]\n{line}\n")
     systemctl("daemon-reload")
     try:
-        stop_for_a_minute(pressed)
+        yield
     finally:
         drop_in.unlink()
         systemctl("daemon-reload")
@@ -159,8 +166,7 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     """As on Raspberry Pi OS; and no trigger is granted, so that it looks by itself."""
     empty = Path("/run/no-pressure")
     empty.mkdir(exist_ok=True)
-    run("mount", "--bind", str(empty), "/proc/pressure")
-    try:
+    with setting(f"BindReadOnlyPaths={empty}:/proc/pressure"):  # it has a /proc of its own
         units = pressed.stall(QUICK, Path(tempfile.mkdtemp(dir=DISK)))
         wait_for(lambda: pressed.level() == "stalled", 3)
         told = pressed.pressure()
@@ -168,8 +174,6 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
         why = pressed.get(f"/v1/deliveries/{held}/why")
         wait_for(lambda: "; stalled, 1 may run" in status_line(), 2)
         pressed.post(f"/v1/deliveries/{held}/cancel")
-    finally:
-        run("umount", "/proc/pressure")
     assert told["psi"].startswith("this kernel shows no PSI")
     assert (told["samples"][-1]["host"], told["cap"]) == (None, 2)
     assert why["reason"] == "pressure"
