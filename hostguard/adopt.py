@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hostguard import sessions
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.cgroups import populated
 from hostguard.model import Mind
 from hostguard.procs import Process, members, process, storage_bytes
 from hostguard.servers import Server, Servers, attach
-from hostguard.systemd import Systemd, SystemdError, SystemdLost
+from hostguard.systemd import Systemd
 
 log = logging.getLogger(__name__)
 

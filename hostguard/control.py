@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from hostguard import deliveries
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.clock import now_ms
 from hostguard.deadlock import hopeless
 from hostguard.events import Event
@@ -18,7 +19,6 @@ from hostguard.model import Delivery, Kind, Reason, State
 from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
 from hostguard.problems import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.queue import Refused, Unavailable
-from hostguard.systemd import SystemdError, SystemdLost
 
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503

@@ -15,6 +15,7 @@ from typing import Any
 from hostguard import __version__, memory, paths, views
 from hostguard.accept import Acceptor
 from hostguard.api import make_app
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.config import ConfigError, load
 from hostguard.control import touch
 from hostguard.deliveries import settings
@@ -32,7 +33,6 @@ from hostguard.recovery import recover
 from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
 from hostguard.sleeper import Sleeper
-from hostguard.systemd import SystemdError, SystemdLost
 from hostguard.volute import Endpoint
 
 log = logging.getLogger("hostguard")

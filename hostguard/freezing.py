@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostguard import paths, undo
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.events import Event, Events
 from hostguard.live import Phase
 from hostguard.pressure import Level, State
 from hostguard.runner import Runner
-from hostguard.systemd import SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def plan(
     """What to do at `now`, in seconds, as are the values of `frozen` and `longest`. Pure.
 
     `live` are the turns' units, oldest first; `spared` are not to be frozen; `frozen` says since when one is.
-    While the disk is stalled all but the `admit` oldest are frozen. They stay so while it is strained, for what
-    piled up to be written; once it is calm one is thawed at each call. None is for longer than `longest`.
+    While the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay so, until
+    what piled up is written; once it is calm one is thawed at each call. None is for longer than `longest`.
     """
     held = [unit for unit in live if unit in frozen]
     overdue = [unit for unit in held if now - frozen[unit] >= longest]

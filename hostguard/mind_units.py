@@ -9,8 +9,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from hostguard import deliveries
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.manager import Manager
-from hostguard.systemd import SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
 from hostguard.adopt import Adopter
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.clock import now_ms
 from hostguard.dones import Done, Dones
 from hostguard.events import Event
@@ -27,7 +28,6 @@ from hostguard.live import Phase, Resident, Turn
 from hostguard.model import Config, Delivery, Mind, Row
 from hostguard.postman import Outcome, Posted, Postman
 from hostguard.queue import Unavailable
-from hostguard.systemd import SystemdError, SystemdLost
 
 if TYPE_CHECKING:
     from hostguard.manager import Manager

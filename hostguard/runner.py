@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard import cgroups, turns, units
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.live import Live, Phase, Turn
 from hostguard.model import Kind, Limits, LiveTurn, Mind
 from hostguard.spawner import Spawner, Stub, anchor, release
-from hostguard.systemd import Scope, Systemd, SystemdError, SystemdLost
+from hostguard.systemd import Scope, Systemd
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostguard import cgroups
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.model import Mind
 from hostguard.procs import Process, home_of, listeners, members, process, uid_of
-from hostguard.systemd import Systemd, SystemdError, SystemdLost
+from hostguard.systemd import Systemd
 from hostguard.units import parse_turn_unit, unit_of_cgroup
 
 log = logging.getLogger(__name__)

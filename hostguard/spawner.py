@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hostguard import journal, turns, units
+from hostguard.bus import SystemdError, SystemdLost
 from hostguard.model import Mind
-from hostguard.systemd import Systemd, SystemdError, SystemdLost
+from hostguard.systemd import Systemd
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The daemon's one connection to systemd. The only module that knows dbus-next.
+"""What the daemon asks of systemd, and hears from it.
 
 systemd is the semaphore: what is live is what systemd lists. Signals keep us up to date; after a lost
 connection, or when in doubt, the list is read again.
@@ -8,48 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# dbus-next would import its part for GLib, too: 4 MiB for nothing.
-sys.modules.setdefault("gi", None)  # type: ignore[arg-type]
-
-from dbus_next import BusType, Message, MessageType, Variant  # noqa: E402
-from dbus_next.aio import MessageBus  # noqa: E402
-
-from hostguard import paths  # noqa: E402
-from hostguard.units import Property, parse_turn_unit, slice_mind  # noqa: E402
+from hostguard.bus import MANAGER, PATH, PROPERTIES, Bus, SystemdError, SystemdLost, variants
+from hostguard.units import Property, parse_turn_unit, slice_mind
 
 log = logging.getLogger(__name__)
 
-NAME = "org.freedesktop.systemd1"
-PATH = "/org/freedesktop/systemd1"
-MANAGER = "org.freedesktop.systemd1.Manager"
-DBUS = "org.freedesktop.DBus"
-CALL_S = 25.0  # sd-bus's own default time-out of a call
 START_UNIT_S = 120.0  # systemd's own default time-out of a start is 90 s
 START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
-# Errors that say nothing about whether the call took effect: org.freedesktop.DBus.Error...
-UNKNOWN_OUTCOME = {
-    f"{DBUS}.Error.{name}"
-    for name in ("NoReply", "Timeout", "TimedOut", "Disconnected", "NameHasNoOwner", "ServiceUnknown")
-}
-RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
-
-
-class SystemdError(Exception):
-    """systemd refused. `name` is the D-Bus error name."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"{text} ({name})")
-        self.name = name
-
-
-class SystemdLost(Exception):
-    """systemd did not answer, or the bus is gone: whether the call took effect is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +59,6 @@ def unit_path(unit: str) -> str:
     return f"{PATH}/unit/{''.join(escaped)}"
 
 
-class _Bus(MessageBus):  # type: ignore[misc]
-    async def _auth_readline(self) -> str:
-        """As dbus-next's own, which asks for ever, and blocks the event loop, once the bus has hung up."""
-        line = b""
-        while not line.endswith(b"\r\n"):
-            part: bytes = await self._loop.sock_recv(self._sock, 2)
-            if not part:
-                self._stream.close()
-                self._sock.close()
-                raise EOFError("the bus hung up")
-            line += part
-        return line[:-2].decode()
-
-
 class _Job:
     """The start job of a unit. Other jobs of the unit may end meanwhile: one that stopped it is replaced."""
 
@@ -128,26 +84,22 @@ class Systemd:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._bus: MessageBus | None = None
+        self._bus = Bus(self._connected, self._lost, self._on_signal)
+        self._call = self._bus.call
         self.followed: frozenset[str] = frozenset()  # services, beside our scopes, whose start is told
         self._jobs: dict[str, _Job] = {}  # unit -> its start job
         self.control_group = ""  # that systemd's own tree hangs from; known once connected
         self._listing = asyncio.Lock()
         self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
-        self._task: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connect, list, and stay connected from here on. Raises SystemdLost if the first try fails."""
-        lost = await self._connect()
-        self._task = asyncio.create_task(self._stay(lost))
+        await self._bus.start()
 
     async def close(self) -> None:
         """Disconnect. Scopes are left alone."""
-        if self._task is not None:
-            self._task.cancel()
-        if self._bus is not None:
-            self._bus.disconnect()
+        self._bus.close()
 
     # -- calls
 
@@ -174,8 +126,7 @@ class Systemd:
     async def _start_transient(
         self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
     ) -> None:
-        variants = [[name, Variant(signature, value)] for name, signature, value in properties]
-        body = [unit, "fail", variants, []]
+        body = [unit, "fail", variants(properties), []]
         await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
 
     async def _start(
@@ -203,7 +154,7 @@ class Systemd:
         """The main process of a service; 0 = it has none. Raises SystemdError, SystemdLost."""
         path = await self._call("LoadUnit", "s", [unit])
         interface = "org.freedesktop.systemd1.Service"
-        found = await self._call("Get", "ss", [interface, "MainPID"], f"{DBUS}.Properties", path[0])
+        found = await self._call("Get", "ss", [interface, "MainPID"], PROPERTIES, path[0])
         return int(found[0].value)
 
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
@@ -236,7 +187,7 @@ class Systemd:
         path = await self._call("LoadUnit", "s", [slice_])
         interface = "org.freedesktop.systemd1.Slice"
         body = [interface, "IOWriteBandwidthMax"]
-        found = await self._call("Get", "ss", body, f"{DBUS}.Properties", path[0])
+        found = await self._call("Get", "ss", body, PROPERTIES, path[0])
         return [(node, limit) for node, limit in found[0].value]
 
     async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
@@ -246,8 +197,8 @@ class Systemd:
         """
         # An empty list takes all away; any other is laid over what is there.
         lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
-        values = [["IOWriteBandwidthMax", Variant("a(st)", value)] for value in lists[: 1 + bool(limits)]]
-        await self._call("SetUnitProperties", "sba(sv)", [slice_, True, values])
+        properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
+        await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
 
     async def scopes(self) -> list[Scope]:
         """Live scopes in our slices. Raises SystemdError, SystemdLost."""
@@ -276,7 +227,7 @@ class Systemd:
     async def _mind_of(self, unit: str, path: str) -> str | None:
         try:
             reply = await self._call(
-                "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], f"{DBUS}.Properties", path
+                "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], PROPERTIES, path
             )
         except SystemdError:
             return None  # gone in between
@@ -284,97 +235,22 @@ class Systemd:
         turn = parse_turn_unit(unit)
         return turn[0] if mind is not None and turn is not None else mind
 
-    async def _call(
-        self,
-        member: str,
-        signature: str = "",
-        body: Sequence[Any] = (),
-        interface: str = MANAGER,
-        path: str = PATH,
-        destination: str = NAME,
-        fds: Sequence[int] = (),
-    ) -> list[Any]:
-        bus = self._bus
-        if bus is None:
-            raise SystemdLost("not connected to systemd")
-        message = Message(
-            destination, path, interface, member, signature=signature, body=list(body), unix_fds=list(fds)
-        )
-        try:
-            reply = await asyncio.wait_for(bus.call(message), CALL_S)
-        except TimeoutError:
-            raise SystemdLost(f"systemd did not answer {member} within {CALL_S:.0f} s") from None
-        except (EOFError, OSError) as error:
-            raise SystemdLost(f"the bus is gone: {error}") from error
-        if reply is None:
-            raise SystemdLost("the bus is gone")
-        if reply.message_type is MessageType.ERROR and reply.error_name in UNKNOWN_OUTCOME:
-            raise SystemdLost(f"{member}: {reply.error_name}")
-        if reply.message_type is MessageType.ERROR:
-            raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
-        return list(reply.body)
+    # -- what the bus tells
 
-    # -- the connection
+    async def _connected(self) -> None:
+        root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], PROPERTIES)
+        self.control_group = str(root[0].value)
+        await self.refresh()
 
-    async def _connect(self) -> asyncio.Task[None]:
-        bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
-        try:
-            bus = await _Bus(bus_type=bus_type, negotiate_unix_fd=True).connect()
-        except (OSError, EOFError) as error:
-            raise SystemdLost(f"cannot reach the {bus_type.name.lower()} bus: {error}") from error
-        self._bus = bus
-        bus.add_message_handler(self._on_message)
-        lost = asyncio.create_task(self._wait_lost(bus))
-        try:
-            manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
-            for rule in (
-                *(f"{manager}'{member}'" for member in ("JobNew", "JobRemoved", "UnitRemoved", "Reloading")),
-                f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
-            ):
-                await self._call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
-            await self._call("Subscribe")
-            root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], f"{DBUS}.Properties")
-            self.control_group = str(root[0].value)
-            await self.refresh()
-        except SystemdError as error:
-            self._bus = None
-            bus.disconnect()
-            raise SystemdLost(str(error)) from error
-        except BaseException:
-            self._bus = None
-            bus.disconnect()
-            raise
-        return lost
+    def _lost(self) -> None:
+        for job in self._jobs.values():
+            if not job.result.done():
+                job.result.set_exception(SystemdLost("the bus is gone"))
+        self._listener.systemd_down()
 
-    async def _wait_lost(self, bus: MessageBus) -> None:
-        try:
-            await bus.wait_for_disconnect()
-        except (EOFError, OSError) as error:
-            log.debug("bus: %s", error)
-
-    async def _stay(self, lost: asyncio.Task[None]) -> None:
-        while True:
-            await lost
-            self._bus = None
-            for job in self._jobs.values():
-                if not job.result.done():
-                    job.result.set_exception(SystemdLost("the bus is gone"))
-            self._listener.systemd_down()
-            pause = RECONNECT_S[0]
-            while True:
-                await asyncio.sleep(pause)
-                try:
-                    lost = await self._connect()
-                    break
-                except SystemdLost as error:
-                    log.warning("%s; trying again", error)
-                    pause = min(pause * 2, RECONNECT_S[1])
-
-    def _on_message(self, message: Message) -> None:
-        if message.message_type is not MessageType.SIGNAL:
-            return
-        if message.member == "JobRemoved":
-            _id, path, unit, result = message.body
+    def _on_signal(self, member: str, body: list[Any]) -> None:
+        if member == "JobRemoved":
+            _id, path, unit, result = body
             job = self._jobs.get(unit)
             if job is not None:
                 job.ended(path, result)
@@ -382,20 +258,20 @@ class Systemd:
                 self._listener.unit_started(unit)
             elif unit.endswith(".scope") and result == "done":
                 self._spawn(self._look_at(unit))  # a start: its processes are in it now
-        elif message.member == "JobNew":
-            unit = message.body[2]
+        elif member == "JobNew":
+            unit = body[2]
             if unit not in self._jobs and parse_turn_unit(unit):
                 self._listener.scope_job(unit)
-        elif message.member == "UnitRemoved":
-            unit = message.body[0]
+        elif member == "UnitRemoved":
+            unit = body[0]
             if unit.endswith(".scope"):
                 if self._listing.locked():
                     self._meanwhile[unit] = False
                 self._listener.scope_gone(unit)
-        elif message.member == "Reloading":
-            if not message.body[0]:  # UnitRemoved came for every unit
+        elif member == "Reloading":
+            if not body[0]:  # UnitRemoved came for every unit
                 self._spawn(self._again(False))
-        elif message.member == "NameOwnerChanged" and message.body[2]:
+        elif member == "NameOwnerChanged" and body[2]:
             self._spawn(self._again(True))
 
     def _spawn(self, coroutine: Any) -> None:
@@ -419,5 +295,4 @@ class Systemd:
             await self.refresh()
         except (SystemdLost, SystemdError) as error:
             log.warning("systemd came back but does not answer: %s", error)
-            if self._bus is not None:
-                self._bus.disconnect()
+            self._bus.disconnect()

@@ -9,7 +9,8 @@ import asyncio
 import logging
 
 from hostguard import paths, undo
-from hostguard.systemd import Systemd, SystemdError, SystemdLost
+from hostguard.bus import SystemdError, SystemdLost
+from hostguard.systemd import Systemd
 from hostguard.units import SLICE
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from hostguard.systemd import Systemd, SystemdLost
+from hostguard.bus import SystemdLost
+from hostguard.systemd import Systemd
 
 
 def test_a_bus_that_hangs_up_at_once_is_a_lost_bus(tmp_path, monkeypatch):

@@ -28,8 +28,8 @@ from guarded import LONG_S
 from host import Host, drop_in
 from resident_host import ResidentHost
 
+from hostguard.bus import CALL_S
 from hostguard.demo.results import felt
-from hostguard.systemd import CALL_S
 
 LIBC = ctypes.CDLL(None)
 PROCESS_MADVISE = 440  # its number, on every architecture
