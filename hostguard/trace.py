@@ -25,6 +25,7 @@ from hostguard.samples import Disk, Psi, Sample
 FORMAT = 1
 LINE_MAX = 4096  # bytes; a sample has about 300
 LINES_MAX = 1_000_000  # eleven days of a look a second
+AT_MAX = 2**63 / 1e9  # seconds; the kernel counts nanoseconds in 63 bits
 
 T = TypeVar("T", Disk, Psi)
 
@@ -59,7 +60,7 @@ def sample_of(value: Any) -> Sample:
     """The sample that a line's JSON holds. Raises TraceError."""
     _only(value, Sample, "a sample")
     at = value["at"]
-    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+    if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) < AT_MAX:  # NaN is not below
         raise TraceError("at: expected a number of seconds")
     return Sample(
         float(at),

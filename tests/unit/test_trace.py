@@ -64,6 +64,7 @@ def lines(**changes: object) -> bytes:
         (lines(at="x"), "line 2: at: expected a number of seconds"),
         (lines(at=True), "line 2: at: expected a number of seconds"),
         (lines(at=float("nan")), "line 2: at: expected a number of seconds"),
+        (lines(at=10**400), "line 2: at: expected a number of seconds"),
         (lines(live=-1), "line 2: live: expected a whole number from 0"),
         (lines(live=1.5), "line 2: live: expected a whole number from 0"),
         (lines(cap=True), "line 2: cap: expected a whole number from 0"),
