@@ -128,12 +128,13 @@ def step(state: State, sample: Sample, settings: Settings) -> State:
 
 
 def _bounded(state: State, sample: Sample, settings: Settings) -> State:
-    """The cap within a floor and a configured cap that may be new."""
-    cap = None if state.cap is None else max(state.cap, settings.floor)
+    """The cap within a floor and a configured cap that may be new; the latter counts if they contradict."""
+    floor = settings.floor if sample.cap is None else min(settings.floor, sample.cap)
+    cap = None if state.cap is None else max(state.cap, floor)
     if cap is not None and sample.cap is not None and cap >= sample.cap:
         cap = None
-    unchanged = (cap, settings.floor) == (state.cap, state.floor)
-    return state if unchanged else replace(state, cap=cap, floor=settings.floor)
+    unchanged = (cap, floor) == (state.cap, state.floor)
+    return state if unchanged else replace(state, cap=cap, floor=floor)
 
 
 def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
@@ -263,7 +264,7 @@ def _changed(state: State, sample: Sample, settings: Settings) -> State:
         state = replace(state, changes=recent)
     if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace is _Pace.SLOW):
         held_off = sample.at - state.cut_at < settings.hold_off
-        return state if held_off or len(recent) >= CHANGES else _cut(state, sample, settings)
+        return state if held_off or len(recent) >= CHANGES else _cut(state, sample)
     if state.pace is not _Pace.FINE or state.calm < _window(state, settings) - _ROUNDING:
         return state
     if state.cap is None:
@@ -272,10 +273,10 @@ def _changed(state: State, sample: Sample, settings: Settings) -> State:
     return state if len(recent) >= CHANGES - 1 else _raised(state, sample)
 
 
-def _cut(state: State, sample: Sample, settings: Settings) -> State:
+def _cut(state: State, sample: Sample) -> State:
     allowed = sample.cap if state.cap is None else state.cap
     ran = sample.live if allowed is None else min(allowed, sample.live)
-    cap = max(ran // 2, settings.floor)
+    cap = max(ran // 2, state.floor)
     if not ran or (allowed is not None and cap >= allowed):
         return state  # nothing of ours runs, or it is at the floor
     failures = 0 if state.failed is None else state.failures + state.risen
@@ -336,4 +337,4 @@ def _wait(state: State, sample: Sample, settings: Settings) -> float:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"

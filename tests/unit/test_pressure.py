@@ -342,6 +342,10 @@ def test_a_cache_that_is_slow_to_flush_is_strained() -> None:
     assert (state.level, state.evidence) == (Level.STRAINED, "requests take 800 ms")
 
 
+def test_just_under_a_second_is_told_as_a_second() -> None:
+    assert samples(Disk(0, 0, 0, 0, 0, 0, 0), Disk(3, 0, 2999, 0, 0, 0, 0)).evidence == "requests take 1.0 s"
+
+
 def test_one_request_of_many_is_not_quiet() -> None:
     assert samples(*[Disk(i, 5, 10 * i, 50, 1000 * i, 9, 0) for i in range(20)]).level is Level.CALM
 
@@ -378,6 +382,13 @@ def test_a_floor_that_is_raised_holds_at_once() -> None:
     last, raised = world.samples[-1], Settings(floor=3)
     state = step(world.states[-1], replace(last, at=last.at + 1), raised)
     assert (world.states[-1].cap, state.cap, state.admit) == (1, 3, 3)
+
+
+def test_a_floor_above_the_configured_cap_is_that_cap() -> None:
+    world = World(stops=[(20, 80)], cap=2, settings=Settings(floor=5))
+    world.run(70)
+    last = world.states[-1]
+    assert (last.level, last.cap, last.admit) == (Level.STALLED, None, 2)
 
 
 def test_the_next_step_comes_when_it_was_said() -> None:

@@ -83,7 +83,8 @@ def test_the_cap_stays_between_the_floor_and_the_ceiling(
         if state.cap is not None:
             assert chosen.floor <= state.cap
             assert cap is None or state.cap < cap
-        assert state.admit == (chosen.floor if state.level is Level.STALLED else state.cap)
+        floor = chosen.floor if cap is None else min(chosen.floor, cap)
+        assert state.admit == (floor if state.level is Level.STALLED else state.cap)
         assert state.wait == math.inf or 0.05 <= state.wait <= 1
         assert 0 <= state.strain <= chosen.strained_after
         assert state.calm >= 0
