@@ -21,7 +21,7 @@ from hostguard.config_dict import as_dict
 from hostguard.events import BEHIND_MAX
 from hostguard.manager import Manager
 from hostguard.model import State
-from hostguard.problems import bad_request, conflict, not_allowed, unknown
+from hostguard.problems import bad_request, conflict, not_allowed, unavailable, unknown
 from hostguard.procs import home_of
 from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object, peer, until_gone
 
@@ -202,8 +202,13 @@ class Api:
 
     async def reload(self, request: Request) -> Response:
         """POST /v1/reload."""
+        reload = asyncio.ensure_future(self.daemon.reload())
+        await asyncio.wait([reload], timeout=control.ANSWER_S)
+        if not reload.done():
+            reload.add_done_callback(lambda late: late.cancelled() or late.exception())  # the journal has it
+            raise unavailable("the device does not answer; the configuration is read once it does")
         try:
-            await self.daemon.reload()
+            reload.result()
         except ConfigError as error:
             raise bad_request(str(error)) from error
         return JSONResponse({"sources": list(self.manager.policy.config.sources)})

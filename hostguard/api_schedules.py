@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard import intake, views
+from hostguard import control, intake, views
 from hostguard.clock import now_ms
 from hostguard.config import schedule_fault
 from hostguard.keys import SCHEDULE, TIME_MAX, schedule_name_fault
@@ -80,7 +79,7 @@ class _Schedules:
         """POST /v1/schedules. The same one again changes nothing."""
         config = self._manager.policy.config
         body = await json_object(request, body_max(config.payload_max))
-        schedule = await asyncio.to_thread(parse, body, config)
+        schedule = await control.look(parse, body, config)
         known = self._scheduler.all()
         if known.get(schedule.name) == (schedule, True):
             return JSONResponse(self._shown(schedule, True))

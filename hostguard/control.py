@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hostguard import deliveries
 from hostguard.bus import SystemdError, SystemdLost
@@ -19,6 +19,8 @@ from hostguard.model import Delivery, Kind, Reason, State
 from hostguard.policy import CAP_MAX, LIMITS, limit_key, pause_key
 from hostguard.problems import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.queue import Refused, Unavailable
+
+T = TypeVar("T")
 
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
@@ -56,6 +58,14 @@ async def read(manager: Manager, op: deliveries.Op) -> Any:
         raise unavailable("the device does not answer; hostguard status does") from None
     except Unavailable as error:
         raise unavailable(f"the queue cannot be read: {error}") from error
+
+
+async def look(function: Callable[..., T], *args: Any) -> T:
+    """Call what may wait for a disk, in a thread. Raises Problem."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function, *args), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; nothing was done") from None
 
 
 async def delivery(manager: Manager, id_: int) -> Delivery:

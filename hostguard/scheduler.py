@@ -22,7 +22,7 @@ from typing import Any
 from hostguard import deliveries, intake
 from hostguard.accept import Accepted, Acceptor
 from hostguard.clock import now_ms
-from hostguard.control import store
+from hostguard.control import look, store
 from hostguard.dispatch import named
 from hostguard.events import Event
 from hostguard.manager import CLOCK_CHECK_S, Manager
@@ -117,7 +117,7 @@ class Scheduler:
     async def add(self, schedule: Schedule) -> None:
         """Keep a schedule. Raises Problem."""
         self._message(schedule, None)
-        found = await asyncio.to_thread(zones, {schedule.timezone})
+        found = await look(zones, {schedule.timezone})
         table = {name: value for name, value in asdict(schedule).items() if name != "name"}
         state = None
         if schedule.cron is not None:

@@ -169,7 +169,7 @@ def fast_card() -> Iterator[Card]:
 def test_all_of_the_guard_is_on_the_card_that_stops(fast_card: Card, host: Host) -> None:
     """Program, libraries, configuration, database, as on a Raspberry Pi; what is not in memory cannot be read.
 
-    A turn whose command is on the card, too, waits for it alone.
+    The row of the next turn, or its command, is on the card, too: it waits for it alone.
     """
     card, state = fast_card, fast_card.mount / "state"
     state.mkdir()
@@ -191,9 +191,8 @@ def test_all_of_the_guard_is_on_the_card_that_stops(fast_card: Card, host: Host)
             card.stop()
             try:
                 told = [pool.submit(ask, host.guard, *request) for request in STORED]
-                reload = pool.submit(host.guard.cli, "reload")
                 host.go(rows[0])
-                wait_for(lambda: [turn["delivery"] for turn in host.turns()] == [rows[1]])
+                wait_for(lambda: host.events("ended"))
                 for path in NOT_READ:
                     began = time.monotonic()
                     assert host.api.get(f"/v1/{path}").status_code == 200
@@ -203,10 +202,10 @@ def test_all_of_the_guard_is_on_the_card_that_stops(fast_card: Card, host: Host)
                     assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
                     assert int(refused.headers["Retry-After"]) > 0
                 assert host.order() == rows[:1]
-                assert not reload.done()
+                assert not host.events("reloaded")
             finally:
                 card.go()
-            reload.result()
+            wait_for(lambda: host.events("reloaded"), LONG_S)
         host.done(*rows, host.send("@b"))
         assert (host.guard.pid, host.order()[:3]) == (pid, rows)
     host.prove(cap=1)
@@ -216,7 +215,13 @@ STORED: list[tuple[str, str, Any]] = [
     ("POST", "deliveries", {"to": "@b", "content": "", "key": "stalled"}),
     ("POST", "pause", {"mind": "b"}),
     ("PATCH", "limits", {"name": "global_concurrent_turns", "value": 3}),
-    ("POST", "schedules", {"name": "tidy", "mind": "b", "cron": "@daily", "message": "tidy"}),
+    ("POST", "reload", None),
+    ("POST", "schedules", {"name": "one", "mind": "b", "cron": "@daily", "message": "stored"}),
+    (
+        "POST",
+        "schedules",
+        {"name": "two", "mind": "b", "cron": "@daily", "message": "", "timezone": "Asia/Tokyo"},
+    ),
 ]
 NOT_READ = ("turns", "limits", "minds", "config", "schedules", "events?follow=0", "deliveries?state=all")
 
@@ -229,7 +234,14 @@ def ask(guard: Guard, method: str, path: str, body: Any) -> httpx.Response:
 def moved(root: Path) -> str:
     """Settings of a service whose program, libraries and configuration are copies below `root`."""
     python, multiarch = f"python3.{sys.version_info.minor}", sysconfig.get_config_var("MULTIARCH")
-    places = (f"/usr/bin/{python}", f"/usr/lib/{python}", "/usr/lib/python3", f"/usr/lib/{multiarch}", "/etc")
+    places = (
+        f"/usr/bin/{python}",
+        f"/usr/lib/{python}",
+        "/usr/lib/python3",
+        f"/usr/lib/{multiarch}",
+        "/usr/share/zoneinfo",
+        "/etc",
+    )
     lines = []
     for place in (*map(Path, places), ROOT / "hostguard"):
         copy = root / place.relative_to("/")
