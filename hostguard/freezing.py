@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hostguard import paths, undo
@@ -68,8 +68,8 @@ class Freezer:
         self._on_thawed = on_thawed
         self.frozen: dict[str, float] = {}  # unit -> time.monotonic() of its freeze, youngest turn first
         self._thawed: dict[str, float] = {}  # of its thaw: it is spared for as long as it may be frozen
-        self._thawing: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._thawing: dict[str, asyncio.Task[None]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Thaw what an earlier guard froze. Call it once systemd is connected."""
@@ -80,8 +80,8 @@ class Freezer:
     async def close(self) -> None:
         """Thaw all."""
         self.thaw_all()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        if self._thawing:
+            await asyncio.wait(self._thawing.values(), timeout=CLOSE_S)
 
     def thaw_all(self) -> None:
         """Nothing is to be frozen any more."""
@@ -110,7 +110,9 @@ class Freezer:
             return
         self.frozen[unit] = time.monotonic()
         self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
-        self._spawn(self._ask(unit))
+        task = asyncio.create_task(self._ask(unit))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def _ask(self, unit: str) -> None:
         try:
@@ -119,12 +121,12 @@ class Freezer:
             log.debug("%s: %s", unit, error)
         except SystemdError as error:
             log.warning("%s is not frozen: %s", unit, error)
+            self._thawed[unit] = time.monotonic()  # not to be asked for again at each tick
             self._forget([unit])
 
     def _thaw(self, unit: str) -> None:
         if unit not in self._thawing:
-            self._thawing.add(unit)
-            self._spawn(self._thaw_surely(unit))
+            self._thawing[unit] = asyncio.create_task(self._thaw_surely(unit))
 
     async def _thaw_surely(self, unit: str) -> None:
         told = False
@@ -139,7 +141,7 @@ class Freezer:
                     log.warning("%s is not thawed yet: %s", unit, error)
                 told = True
             await asyncio.sleep(AGAIN_S)
-        self._thawing.discard(unit)
+        del self._thawing[unit]
         seconds = time.monotonic() - self.frozen.get(unit, time.monotonic())
         self._forget([unit])
         self._thawed[unit] = time.monotonic()
@@ -162,8 +164,3 @@ class Freezer:
         turn = self._runner.live.turns.get(unit)
         mind, id_ = (turn.live.mind, turn.live.id) if turn is not None else (None, None)
         self._events.emit(event, text, mind=mind, turn=id_, unit=unit, **more)
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

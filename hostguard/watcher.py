@@ -66,6 +66,7 @@ class Watcher:
         self._readers: set[asyncio.Queue[Sample]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._awake_until: float | None = None  # of the event loop's clock: the trigger called
+        self._closed = False
 
     def start(self, device: Device) -> None:
         """Begin to watch the disk. Call it once systemd is connected: the slice's place is known then."""
@@ -77,7 +78,8 @@ class Watcher:
     def use(self, device: Device) -> None:
         """Watch this disk from now on; also when the configuration was read again."""
         if device.name != self.device.name:
-            self.state = State(floor=self._settings.floor)
+            before, self.state = self.state, State(floor=self._settings.floor)
+            self._tell(before)
         self.device = device
         self.sampler = Sampler(device, self._manager.runner.systemd.control_group)
         self._act()
@@ -85,6 +87,7 @@ class Watcher:
 
     async def close(self) -> None:
         """Look no more, and undo what was done for a time."""
+        self._closed = True
         self._trigger.close()
         self._set_timer(math.inf)
         await self.freezer.close()
@@ -126,8 +129,7 @@ class Watcher:
                 if reader.qsize() < BEHIND_MAX:
                     reader.put_nowait(sample)
             self.state = step(before, sample, self._settings)
-            if (before.level, before.cap) != (self.state.level, self.state.cap):
-                self._tell(before)
+            self._tell(before)
             if before.admit != self.state.admit:
                 manager.pump()
             self._act()
@@ -159,7 +161,7 @@ class Watcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if seconds < math.inf:
+        if seconds < math.inf and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _pressed(self) -> None:
@@ -169,6 +171,8 @@ class Watcher:
 
     def _tell(self, before: State) -> None:
         now = self.state
+        if (before.level, before.cap) == (now.level, now.cap):
+            return
         self.changes.append(Change(now_ms(), now.level, now.cap, now.evidence))
         cap = "" if now.cap == before.cap else f"; cap {self._cap(before)} -> {self._cap(now)}"
         self._manager.events.emit(

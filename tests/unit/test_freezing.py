@@ -1,13 +1,21 @@
-"""Which turns are frozen and thawed: a table of moments."""
+"""Which turns are frozen and thawed: a table of moments; and what becomes of it if systemd does not do it."""
 
 from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostguard.freezing import Plan, plan
-from hostguard.pressure import Level
+from hostguard import freezing, paths, undo
+from hostguard.bus import SystemdError, SystemdLost
+from hostguard.freezing import Freezer, Plan, plan
+from hostguard.live import Live, Phase, Turn
+from hostguard.model import LiveTurn
+from hostguard.pressure import Level, State
 
 ABCD = ("a", "b", "c", "d")  # oldest first
 CALM, STRAINED, STALLED = Level
@@ -58,3 +66,98 @@ def test_whatever_the_moment(live, frozen, spared, level, admit, longest):
     assert [*todo.thaw] == [unit for unit in live if unit in todo.thaw]
     if level is not Level.STALLED:
         assert not todo.freeze
+
+
+class Systemd:
+    """systemd that refuses, or does not answer, as often as told."""
+
+    def __init__(self, *, refuses: bool = False, lost: int = 0) -> None:
+        self.refuses, self.lost = refuses, lost
+        self.asked: list[str] = []
+
+    async def freeze(self, unit: str) -> None:
+        self.asked.append(f"freeze {unit}")
+        if self.refuses:
+            raise SystemdError("org.freedesktop.DBus.Error.NotSupported", "no freezer here")
+
+    async def thaw(self, unit: str) -> None:
+        self.asked.append(f"thaw {unit}")
+        if self.lost:
+            self.lost -= 1
+            raise SystemdLost("the bus is gone")
+
+
+def freezer(systemd: Systemd, thawed: list[str]) -> Freezer:
+    live = Live()
+    for unit in ABCD:
+        live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
+    runner = SimpleNamespace(live=live, systemd=systemd)
+    events = SimpleNamespace(emit=lambda *_, **__: None)
+    return Freezer(runner, events, lambda unit, _: thawed.append(unit))
+
+
+@pytest.fixture
+def notes(monkeypatch, tmp_path):
+    """The file for the next guard."""
+    monkeypatch.setattr(paths, "FROZEN", tmp_path / "frozen.json")
+    monkeypatch.setattr(freezing, "AGAIN_S", 0.01)
+    return tmp_path / "frozen.json"
+
+
+def test_where_nothing_can_be_frozen_it_is_not_asked_for_at_each_tick(notes):
+    async def main():
+        systemd = Systemd(refuses=True)
+        made = freezer(systemd, [])
+        for _ in range(3):
+            made.follow(State(level=STALLED), 15)
+            await asyncio.sleep(0)
+        assert systemd.asked == ["freeze d", "freeze c", "freeze b"]
+        assert (made.frozen, notes.exists()) == ({}, False)
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_noted_for_the_next_guard_is_not_frozen(notes):
+    async def main():
+        notes.with_suffix(".new").mkdir()
+        systemd = Systemd()
+        made = freezer(systemd, [])
+        made.follow(State(level=STALLED), 15)
+        await asyncio.sleep(0)
+        assert (systemd.asked, made.frozen) == ([], {})
+
+    asyncio.run(main())
+
+
+def test_a_thaw_is_tried_until_it_is_done(notes):
+    async def main():
+        thawed = []
+        systemd = Systemd(lost=2)
+        made = freezer(systemd, thawed)
+        made.follow(State(level=STALLED, floor=3), 15)
+        assert json.loads(notes.read_text()) == ["d"]
+        await made.close()
+        assert systemd.asked == ["freeze d", "thaw d", "thaw d", "thaw d"]
+        assert (thawed, made.frozen, notes.exists()) == (["d"], {}, False)
+
+    asyncio.run(main())
+
+
+def test_what_an_earlier_guard_froze_is_thawed_at_once(notes):
+    async def main():
+        undo.note(notes, ["z", "d"])
+        systemd, thawed = Systemd(), []
+        made = freezer(systemd, thawed)
+        made.open()
+        await made.close()
+        assert sorted(systemd.asked) == ["thaw d", "thaw z"]
+        assert (thawed, notes.exists()) == (["d"], False)  # z ended meanwhile
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("left", ["", "{", "[1"])
+def test_a_note_that_cannot_be_read_is_said(notes, caplog, left):
+    notes.write_text(left)
+    assert undo.recall(notes) is None
+    assert "what it tells of is not undone" in caplog.text

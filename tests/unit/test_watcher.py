@@ -89,6 +89,7 @@ def on_host(monkeypatch, tmp_path):
             await work(host)
             await host.watcher.close()
             looks = host.disk.looks
+            host.run(1)  # turns end, and are pumped, while the guard stops
             await asyncio.sleep(0.05)
             assert host.disk.looks == looks
 
@@ -147,6 +148,7 @@ def test_another_disk_is_met_without_prejudice(on_host):
         assert host.watcher.state.level is Level.STALLED
         host.watcher.use(OTHER)
         assert (host.watcher.state.level, host.watcher.state.cap) == (Level.CALM, None)
+        assert host.told[-1] == "calm: not looked at yet; cap 1 -> 4"
 
     on_host(work)
 
