@@ -70,6 +70,7 @@ def _pairs(answer: Any) -> list[tuple[str, object]]:
         ("Tightened", "yes" if answer.get("tightened") else None),
         ("Device", answer["device"]["node"]),
         ("Found", answer["device"]["reason"]),
+        ("Disk", None if answer["disk"] in ("ok", answer["device"]["reason"]) else answer["disk"]),
         ("PSI", answer["psi"]),
     ]
 
@@ -80,7 +81,8 @@ def _allowed(answer: Any) -> str:
     )
     if answer["admit"] is None:
         return f"{configured}, pressure does not limit"
-    more = "" if answer["admit"] == answer["cap"] else f", then {_cap(answer['cap'])}"
+    later = answer["configured"] if answer["cap"] is None else answer["cap"]
+    more = "" if answer["admit"] == later else f", then {'any number' if later is None else later}"
     return f"{answer['admit']} may run now{more} ({configured})"
 
 

@@ -72,7 +72,12 @@ def test_it_says_how_the_disk_is_and_how_many_may_run(daemon: StandIn) -> None:
             "Live turns: 4, no cap is configured, pressure does not limit",
         ),
         ({"cap": 4, "admit": 4}, "Live turns: 4, 4 may run now (8 configured)"),
-        ({"configured": None, "cap": None}, "Live turns: 4, 1 may run now, then - (no cap is configured)"),
+        (
+            {"configured": None, "cap": None},
+            "Live turns: 4, 1 may run now, then any number (no cap is configured)",
+        ),
+        ({"cap": None}, "Live turns: 4, 1 may run now, then 8 (8 configured)"),
+        ({"disk": "the kernel has no sda any more"}, "Disk: the kernel has no sda any more"),
         ({"next_step_in_s": 12.4}, "One more: in 12s, if it stays calm"),
         ({"frozen": ["a.scope", "b.scope"]}, "Frozen: a.scope, b.scope"),
         ({"tightened": True}, "Tightened: yes"),
