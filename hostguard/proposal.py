@@ -31,6 +31,11 @@ class Facts:
     cpus: int
     rate: float | None = None
 
+    @property
+    def is_slow(self) -> bool:
+        """By its kind, or as measured."""
+        return self.slow or (self.rate is not None and self.rate < SLOW_RATE)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -43,21 +48,16 @@ class Setting:
 
 def propose(facts: Facts) -> tuple[Setting, ...]:
     """The settings that suit the host, in the order of the file."""
-    slow = facts.slow or (facts.rate is not None and facts.rate < SLOW_RATE)
-    if not slow:
+    if not facts.is_slow:
         cap = max(FAST_CAP_MIN, facts.cpus)
-        why = ("A turn for each processor: this disk is not the first thing to run out.",)
-        return (Setting(("limits", "global_concurrent_turns"), cap, why),)
+        known = facts.kernel.disk.name is not None
+        why = "this disk is not the first thing to run out" if known else "which disk they use is not known"
+        return (Setting(("limits", "global_concurrent_turns"), cap, (f"A turn for each processor: {why}.",)),)
     settings = [
         Setting(
             ("limits", "global_concurrent_turns"),
             SLOW_CAP,
             ("More at once are done no sooner on such a disk, and the rest of the host waits for it.",),
-        ),
-        Setting(
-            ("turn", "io_weight"),
-            IO_WEIGHT,
-            ("Half of what other units have.", *_inert(Limits(io_weight=IO_WEIGHT), facts.kernel)),
         ),
     ]
     if facts.rate is not None and facts.rate >= RATE_MIN:
@@ -74,6 +74,24 @@ def propose(facts: Facts) -> tuple[Setting, ...]:
             )
         )
     return tuple(settings)
+
+
+def slice_weight(facts: Facts) -> tuple[int | None, str]:
+    """The IOWeight of hostguard.slice, so of all turns beside the rest of the host, and why; None: why none.
+
+    Not a key of the configuration: a turn's own io_weight is its share beside other turns of its mind.
+    """
+    kernel = facts.kernel
+    if not facts.is_slow:
+        return None, "the disk is fast"
+    if "io" not in kernel.controllers:
+        return None, "cgroup version 2 has no io controller here"
+    if kernel.weighs is None:
+        return (
+            None,
+            f"{kernel.disk.name} has the scheduler {kernel.scheduler or 'unknown'}, which weighs nothing",
+        )
+    return IO_WEIGHT, f"half of what another slice has, by {kernel.weighs}"
 
 
 def file_lines(head: str, settings: tuple[Setting, ...], elsewhere: Mapping[KeyPath, str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ from hostguard import paths
 from hostguard.cli.errors import CliError
 from hostguard.cli.show import safe
 from hostguard.device import mounts_on, resolve
+from hostguard.units import SLICE
 
 if TYPE_CHECKING:
     from hostguard.checks import Host
+    from hostguard.proposal import Facts
 
 NAME = "50-setup"
 
@@ -27,9 +30,9 @@ NAME = "50-setup"
 def command(yes: bool, dry_run: bool) -> None:
     """Propose limits for this host, show them, and write them on yes.
 
-    A card, a USB or a turning disk gets a global cap of 2, a weight below other units, and a share of the
-    bandwidth, if it may be measured: at most 32 MB are written, for at most 5 seconds. Other files of the
-    configuration have the last word.
+    A card, a USB or a turning disk gets a global cap of 2, a weight of all turns below the rest of the host
+    where the kernel weighs, and a share of the bandwidth, if it may be measured: at most 32 MB are written,
+    for at most 5 seconds. Other files of the configuration have the last word.
 
     \b
     Examples:
@@ -56,6 +59,7 @@ def command(yes: bool, dry_run: bool) -> None:
     head = f"Written by `hostguard setup`: {host.device.reason}"
     text = "\n".join([*file_lines(safe(head), propose(facts), elsewhere), ""])
     click.echo(f"\n{safe(file)}:\n\n" + "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines()))
+    weigh = _weigh(host, facts)
     if dry_run or not (yes or click.confirm("Write it?")):
         click.echo("nothing was written")
         return
@@ -66,7 +70,23 @@ def command(yes: bool, dry_run: bool) -> None:
         dropins.write(file, text, replace=True)
     except config.ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
+    if weigh and subprocess.run(weigh, check=False).returncode != 0:
+        raise CliError(f"the file is written, but the weight is not set: {' '.join(weigh)}")
     click.echo("\n".join(["wrote it; next:", *(f"  {step}" for step in _next(host))]))
+
+
+def _weigh(host: Host, facts: Facts) -> list[str]:
+    """The command that sets the weight of all turns together, which is told; [] if there is to be none."""
+    from hostguard.proposal import slice_weight
+
+    weight, why = slice_weight(facts)
+    if weight is None:
+        if facts.is_slow:
+            click.echo(f"no weight for all turns together: {safe(why)} (hostguard doctor)\n")
+        return []
+    argv = [*host.systemctl.split(), "set-property", SLICE, f"IOWeight={weight}"]
+    click.echo(f"and for all turns together, {why}:\n\n    {' '.join(argv)}\n")
+    return argv
 
 
 def _measured(host: Host, yes: bool) -> float | None:

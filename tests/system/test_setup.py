@@ -65,8 +65,8 @@ def test_a_card_is_measured_and_limited(host: Guard, card: Card) -> None:
     host.reload()
     limits = {item["name"]: item["value"] for item in host.json("limit", "show")["limits"]}
     assert limits["global_concurrent_turns"] == 2
+    assert "no weight for all turns together: cgroup version 2 has no io controller here" in said
     turn = host.json("config", "show")["turn"]
-    assert turn["io_weight"] == 50
     assert 0.3e6 < turn["write_bandwidth"] < 1.6e6  # three quarters, for two
 
 
