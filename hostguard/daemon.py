@@ -33,6 +33,7 @@ from hostguard.recovery import recover
 from hostguard.scheduler import Scheduler
 from hostguard.server import listen, make_server
 from hostguard.sleeper import Sleeper
+from hostguard.standby import Stopped, open_queue
 from hostguard.volute import Endpoint
 
 log = logging.getLogger("hostguard")
@@ -94,8 +95,9 @@ class Daemon:
         except ConfigError as error:
             raise Fatal(f"the configuration cannot be used:\n{error}", EXIT_NOTCONFIGURED) from error
         self.queue.on_damage = self._damaged
+        self._watch()
         try:
-            await self.queue.open()
+            listener = await open_queue(self.queue, self.notifier, self._stop)
             kept = await self.queue.read(settings)
             if self.queue.notice:
                 log.critical("%s", self.queue.notice)
@@ -114,12 +116,13 @@ class Daemon:
             await self.scheduler.start()
         except (QueueError, SystemdError, SystemdLost) as error:
             raise Fatal(str(error)) from error
+        except Stopped:
+            return
 
         server = make_server(make_app(self))
-        serving = asyncio.create_task(server.serve(sockets=[listen(paths.SOCKET)]))
+        serving = asyncio.create_task(server.serve(sockets=[listener or listen(paths.SOCKET)]))
         await self.endpoint.start(config)
         await self._lock_memory()
-        self._watch()
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

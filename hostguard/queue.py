@@ -32,6 +32,7 @@ RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 CHECK_MAX = 16 << 20
 # The card is full, read-only or gone; https://sqlite.org/rescode.html
 NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+FULL = 64 << 10  # bytes; SQLite takes this much to open a file
 BUSY_MS = 2000  # another process (sqlite3 by hand) may hold the file this long
 
 
@@ -197,7 +198,7 @@ class Queue:
         except Exception as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in NO_WRITES:
-                self._set_trouble(str(error))
+                self._set_trouble(_explained(error, self.path))
             elif isinstance(error, sqlite3.Error):
                 log.error("cannot write to %s: %s", self.path, error)
                 self._suspect(error)
@@ -272,7 +273,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str | None]:
             _move_aside(path)
             db = _open(path)
     except (sqlite3.Error, OSError) as error:
-        raise Unavailable(f"cannot open {path}: {error}") from error
+        raise Unavailable(f"cannot open {path}: {_explained(error, path)}") from error
     asides = sorted(path.parent.glob(f"{path.name}.damaged-*Z"))
     if not asides:
         return db, None
@@ -325,6 +326,17 @@ def migrate(db: sqlite3.Connection, path: Path, upto: int = SCHEMA) -> None:
     steps = {int(f.name[:4]): f for f in files("hostguard.sql").iterdir() if f.name[:4].isdigit()}
     for step in range(version + 1, upto + 1):
         db.executescript(f"BEGIN; {steps[step].read_text()} PRAGMA user_version={step}; COMMIT;")
+
+
+def _explained(error: Exception, path: Path) -> str:
+    """SQLite's words, and what may be the reason."""
+    with suppress(OSError):
+        disk = os.statvfs(path.parent)
+        if disk.f_flag & os.ST_RDONLY:
+            return f"{error} (its file system is read-only)"
+        if disk.f_bfree * disk.f_frsize < FULL:
+            return f"{error} (its file system is full)"
+    return str(error)
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
