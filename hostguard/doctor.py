@@ -56,8 +56,19 @@ def this_host() -> Host:
         config, faults = Config(), error.problems
     device = choose(config.device_path, paths.STATE)
     status, fault = _status()
+    denied = bool(fault) and not os.access(paths.SOCKET, os.W_OK)
     return Host(
-        ROOT, device, read_kernel(device), config, faults, _systemd(), status, fault, _free(), paths.USER
+        ROOT,
+        device,
+        read_kernel(device),
+        config,
+        faults,
+        _systemd(),
+        status,
+        fault,
+        denied,
+        _free(),
+        paths.USER,
     )
 
 

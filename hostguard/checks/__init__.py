@@ -44,7 +44,7 @@ class Host:
     """What was read of a host. Files are read below `root`.
 
     `faults`: of the configuration, then `config` is the default. `daemon`: its status, None if it does not
-    run; `daemon_fault`: why it could not be asked. `free`: bytes free and in all where the queue is.
+    run; `daemon_fault`: why it does not tell, `denied` if only we may not ask. `free`: bytes free and in all where the queue is.
     """
 
     root: Path
@@ -55,6 +55,7 @@ class Host:
     systemd: int | None = None  # major version; None: this host does not run it
     daemon: Mapping[str, Any] | None = None
     daemon_fault: str = ""
+    denied: bool = False
     free: tuple[int, int] = (0, 0)
     user: bool = False  # the guard is of a user's own service manager
 

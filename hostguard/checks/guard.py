@@ -30,13 +30,14 @@ def daemon(host: Host) -> Check:
     """The guard runs, and comes back after a reboot."""
     status = host.daemon
     if status is None:
-        if host.daemon_fault:
-            return Check("daemon", Level.WARNING, host.daemon_fault, "", ("run hostguard doctor as root",))
+        if host.denied:
+            return Check("daemon", Level.WARNING, host.daemon_fault, "", ("sudo hostguard doctor",))
         unit = "--user-unit" if host.user else "--unit"
-        start = (
-            f"{host.systemctl} enable --now hostguard",
-            f"journalctl {unit} hostguard -n 20    # if it fails",
-        )
+        log = f"journalctl {unit} hostguard -n 20"
+        if host.daemon_fault:
+            why = "It runs, but does not work: nothing is accepted or started."
+            return Check("daemon", Level.PROBLEM, host.daemon_fault, why, (log,))
+        start = (f"{host.systemctl} enable --now hostguard", f"{log}    # if it fails")
         return Check("daemon", Level.PROBLEM, "it does not run", "Nothing holds turns back.", start)
     if status["state"] == "no_systemd":
         mend = (f"{host.systemctl} status dbus; {host.systemctl} restart hostguard",)

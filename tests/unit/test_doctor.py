@@ -336,7 +336,8 @@ def test_a_container_without_systemd_hears_only_that(tmp_path: Path) -> None:
         ({}, {"systemd": 247}, "systemd", Level.WARNING, "247"),
         ({}, {"faults": ("a.toml: limits.x: unknown key", "b")}, "config", Level.PROBLEM, "unknown key (and 1 more)"),
         ({}, {"daemon": None}, "daemon", Level.PROBLEM, "it does not run"),
-        ({}, {"daemon": None, "daemon_fault": "permission denied"}, "daemon", Level.WARNING, "permission"),
+        ({}, {"daemon": None, "daemon_fault": "you may not", "denied": True}, "daemon", Level.WARNING, "you may not"),
+        ({}, {"daemon": None, "daemon_fault": "does not answer"}, "daemon", Level.PROBLEM, "does not answer"),
         ({}, {"daemon": RUNNING | {"state": "no_systemd"}}, "daemon", Level.PROBLEM, "cannot reach systemd"),
         (
             {},
