@@ -19,6 +19,7 @@ ROOT = Path("/")
 STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
     guard.config,
+    guard.minds,
     kernel.systemd,
     guard.daemon,
     guard.place,

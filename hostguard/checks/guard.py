@@ -26,6 +26,18 @@ def config(host: Host) -> Check:
     )
 
 
+def minds(host: Host) -> Check:
+    """There is somebody to guard: else this is the first run, or the wrong host."""
+    if host.config.minds or host.faults:
+        return ok("minds", ", ".join(host.config.minds) or "not known")
+    steps = (
+        "hostguard setup    # limits that suit this host",
+        "hostguard mind add NAME ...    # a command, a server, or a mind of Volute's",
+        "hostguard reload",
+    )
+    return Check("minds", Level.WARNING, "no mind is configured", "So there is nothing to guard yet.", steps)
+
+
 def daemon(host: Host) -> Check:
     """The guard runs, and comes back after a reboot."""
     status = host.daemon

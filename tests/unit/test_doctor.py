@@ -169,11 +169,14 @@ EVERYTHING = Config(
 def host(
     root: Path, files: Files, number: tuple[int, int] = (179, 2), device: Device | None = None, **fields: Any
 ) -> Host:
-    """A Host whose files are `files`, and whose queue is on the device with this number."""
+    """A Host with a mind, whose files are `files`, and whose queue is on the device with this number."""
     build(root, files)
     found = device or of_number(os.makedev(*number), "/var/lib/hostguard is on", root / "sys")
     given = {"config": Config(global_concurrent_turns=2), "systemd": 257, "daemon": RUNNING, "free": ROOM}
-    return Host(root, found, read_kernel(found, root), **(given | fields))
+    given |= fields
+    config = given.pop("config")
+    config = replace(config, minds=config.minds or {"ada": Mind("ada", limits=config.turn)})
+    return Host(root, found, read_kernel(found, root), config, **given)
 
 
 def levels(checks: list[Check]) -> dict[str, Level]:
@@ -186,6 +189,15 @@ def one(checks: list[Check], name: str) -> Check:
 
 
 # -- whole hosts
+
+
+def test_a_host_without_a_mind_is_told_what_to_do_next(tmp_path: Path) -> None:
+    first = replace(host(tmp_path, PI_MENDED), config=Config(global_concurrent_turns=2))
+    checks = doctor.examine(first)
+    assert levels(checks) == {"minds": Level.WARNING}
+    assert [line.split(" ", 1)[0] for line in one(checks, "minds").mend] == ["hostguard"] * 3
+    # What is in a configuration that cannot be read is not known.
+    assert levels(doctor.examine(replace(first, faults=("x",)))) == {"config": Level.PROBLEM}
 
 
 def test_debian_12_on_a_card(tmp_path: Path) -> None:
