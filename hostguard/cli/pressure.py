@@ -159,8 +159,8 @@ def record(output: BinaryIO | None, seconds: float) -> None:
     finally:
         if output is not None:
             output.write(b"".join(kept))
-    if output is not None:
-        click.echo(f"{len(kept) - 1} samples in {safe(output.name)}", err=True)
+            output.flush()  # a full disk is told of
+            click.echo(f"{len(kept) - 1} samples in {safe(output.name)}", err=True)
 
 
 def _end(number: int, frame: object) -> None:

@@ -155,6 +155,14 @@ def test_record_has_what_the_daemon_remembers_and_what_it_sees_then(daemon: Stan
     assert daemon.run("pressure", "record", "--for", "30s").stdout.encode() == (tmp_path / "t").read_bytes()
 
 
+def test_a_trace_that_cannot_be_written_is_a_failure(daemon: StandIn) -> None:
+    serve(daemon, stalled(5), [])
+    done = daemon.run("pressure", "record", "--for", "0", "-o", "/dev/full")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No space left on device" in done.stderr
+    assert "samples in" not in done.stderr
+
+
 def test_record_for_0_s_is_what_the_daemon_remembers(daemon: StandIn) -> None:
     serve(daemon, stalled(5), stalled(9))
     assert recorded(daemon.run("pressure", "record", "--for", "0").stdout.encode())[1] == stalled(5)
@@ -178,9 +186,10 @@ def test_record_without_the_daemon_looks_for_itself_and_keeps_what_it_has(
         time.sleep(4)
         assert file.read_bytes() == b"", "nothing is written before the end"
         record.send_signal(number)
-        record.communicate(timeout=20)
+        told = record.communicate(timeout=20)[1]
     assert record.returncode == 130
     head, found = recorded(file.read_bytes())
+    assert told.strip() == f"{len(found)} samples in {file}"
     assert head.device == disks[0]
     assert len(found) >= 2
     assert {sample.cap for sample in found} == {3}
