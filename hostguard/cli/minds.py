@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
     elif answer["minds"]:
         click.echo(mind_table(answer["minds"], terminal_width()))
     else:
-        click.echo("no mind is configured: see [minds.NAME] in hostguard.toml")
+        click.echo("no mind is configured: hostguard mind add NAME ...")
 
 
 def asleep_text(mind: Any) -> str:

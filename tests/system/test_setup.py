@@ -115,6 +115,7 @@ def test_from_nothing_to_a_message_that_is_delivered(guard: Guard) -> None:
     """The first steps of hostguard(1), with what each of them tells to do next."""
     guard.start()
     assert "hostguard setup" in guard.cli("status").stdout
+    assert "hostguard setup" in guard.cli("doctor", check=False).stdout
     assert "hostguard reload" in guard.cli("setup", "--yes").stdout
     told = guard.cli("mind", "add", "ada", "--command", "cat", "--user", "root").stdout.splitlines()
     for line in told[told.index("next:") + 1 :]:
@@ -123,3 +124,4 @@ def test_from_nothing_to_a_message_that_is_delivered(guard: Guard) -> None:
         guard.cli(*words[1:])
     wait_for(lambda: guard.json("queue", "1")["state"] == "done")
     assert "hostguard setup" not in guard.cli("status").stdout
+    assert "hostguard setup" not in guard.cli("doctor", check=False).stdout
