@@ -44,7 +44,8 @@ class Host:
     """What was read of a host. Files are read below `root`.
 
     `faults`: of the configuration, then `config` is the default. `daemon`: its status, None if it does not
-    run; `daemon_fault`: why it does not tell, `denied` if only we may not ask. `free`: bytes free and in all where the queue is.
+    run; `daemon_fault`: why it does not tell, `denied` if only we may not ask. `free`: bytes free and in all
+    where the queue is.
     """
 
     root: Path
