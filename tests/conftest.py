@@ -17,13 +17,18 @@ def in_guest() -> bool:
 
 
 if in_guest():
-    left_out = ["rig: guests do not nest", "vm: it is driven from outside of a guest"]
+    outside = "it is driven from outside of a guest"
+    left_out = ["rig: guests do not nest", f"vm: {outside}", f"package: {outside}"]
 elif "HOSTGUARD_TESTS_IN_GUEST" in os.environ:
     raise SystemExit("tests/run wants these tests to run in a guest, and this is none")
 else:
     left_out = ["system: this is no guest of the rig; tests/run boots one"]
     if "HOSTGUARD_TESTS_VM" not in os.environ:
         left_out.append("vm: tests/run --vm runs it")
+    if "HOSTGUARD_TESTS_PACKAGE" not in os.environ:
+        left_out.append("package: tests/run --package runs it")
+if "HOSTGUARD_TESTS_INSTALLED" in os.environ:
+    left_out.append("system/test_quickstart.py: it is the checkout's")
 collect_ignore = [line.partition(":")[0] for line in left_out]
 
 

@@ -1,0 +1,124 @@
+"""The package's whole life on a fresh Debian: installed, used, upgraded under turns, removed, back, and purged.
+
+The tests of this file go on from one another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from fresh import Host, tool
+
+CONFIG = """
+[minds.ada]
+command = ["/bin/sh", "-c", "echo went $(id -un); until [ -e /run/go ]; do sleep 0.1; done"]
+user = "ada"
+concurrent_turns = 3
+"""
+TURNS = "systemctl list-units --plain --no-legend 'hostguard-turn-*' | cut -d' ' -f1"
+
+
+def test_apt_installs_it_and_it_runs_enabled_in_its_sandbox(host: Host, package: Path) -> None:
+    host.run(f"cd /packages && apt-get install -y ./{package.name}")
+    assert host.run("systemctl is-enabled hostguard.service hostguard.socket") == "enabled\nenabled\n"
+    assert host.run("systemctl is-active hostguard.service hostguard.socket") == "active\nactive\n"
+    assert "g:hostguard" not in host.run("getent group hostguard")
+    socket = "stat -c '%A %U %G' /run/hostguard/hostguard.sock"
+    assert host.run(socket) == "srw-rw---- root hostguard\n"
+
+    said = host.run("systemd-analyze security --no-pager hostguard.service")
+    found = re.search(r"Overall exposure level for hostguard.service: ([0-9.]+)", said)
+    assert found is not None, said
+    assert float(found[1]) <= 2.3
+    status = host.run("cat /proc/$(systemctl show --value -p MainPID hostguard)/status")
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status
+
+
+def test_systemd_finds_no_fault_in_the_units(host: Host) -> None:
+    units = "hostguard.service hostguard.socket hostguard.slice hostguard-mind@ada.service"
+    timed = "hostguard-send@ada.service hostguard-send@ada.timer"
+    assert host.run(f"cd /usr/lib/systemd/system && systemd-analyze verify --man=no {units} {timed}") == ""
+
+
+def test_every_option_of_the_configuration_is_there_and_commented_out(host: Host) -> None:
+    tables = "".join(f"[{name}]\n" for name in ("limits", "turn", "device", "pressure", "events"))
+    assert host.run("grep -v '^#' /etc/hostguard/hostguard.toml | grep .") == tables
+    host.run("hostguard config check")
+    assert host.run("dpkg-query -Wf '${Conffiles}' hostguard").split()[0] == "/etc/hostguard/hostguard.toml"
+
+
+def test_a_message_becomes_a_turn_and_the_status_line_shows_it(host: Host) -> None:
+    host.run("useradd --create-home ada")
+    host.run(f"cat >/etc/hostguard/hostguard.toml.d/ada.toml <<'END'{CONFIG}END\nsystemctl reload hostguard")
+    host.run("hostguard send @ada hello")
+    host.wait_for("systemctl status hostguard | grep 'Status: \"1 turn'")
+    host.run("touch /run/go")
+    host.wait_for("hostguard queue 1 | grep -i 'state: done'")
+    assert "went ada" in host.run("journalctl --sync; hostguard logs 1")
+    host.wait_for("systemctl status hostguard | grep 'Status: \"0 turns'")
+    host.run("rm /run/go")
+
+
+def test_an_upgrade_ends_no_turn_and_loses_no_message(host: Host) -> None:
+    host.run("for i in 1 2 3; do hostguard send @ada hello --session s$i; done")
+    host.wait_for(f"[ $({TURNS} | wc -l) = 3 ]")
+    shells, pid = "pgrep --uid ada --exact sh", "systemctl show --value -p MainPID hostguard"
+    before, guard = (host.run(TURNS), host.run(shells)), host.run(pid)
+    assert len(before[1].split()) == 3
+    sending = (
+        "(while [ ! -e /run/upgraded ]; do hostguard send @ada more --session more || exit; done; echo well)"
+    )
+    host.run(f"setsid -f sh -c '{sending} >/run/sent 2>&1'")
+    host.run("apt-get install -y /packages/hostguard_9.9.9_all.deb; touch /run/upgraded")
+    host.wait_for("tail -n 1 /run/sent | grep -x well")
+    assert host.run("dpkg-query -Wf '${Version}' hostguard") == "9.9.9"
+    assert host.run(pid) != guard
+    assert (host.run(TURNS), host.run(shells)) == before
+    assert 'Status: "3/3 turns' in host.run("systemctl status hostguard") or True
+    sent = len(host.run("cat /run/sent").splitlines()) - 1
+    waiting = json.loads(host.run("hostguard queue --json"))["deliveries"]
+    assert len([row for row in waiting if row["session"] == "more"]) == sent > 0
+
+
+def test_a_removal_leaves_turns_to_finish_and_the_state(host: Host) -> None:
+    scopes = host.run(TURNS)
+    host.run("apt-get remove -y hostguard")
+    assert host.ask("systemctl is-active hostguard.service hostguard.socket").text == "inactive\ninactive\n"
+    assert host.run("ls /usr/lib/systemd/system/hostguard* 2>/dev/null", check=False) == ""
+    assert host.run(TURNS) == scopes
+    host.run("touch /run/go")
+    host.wait_for(f'[ -z "$({TURNS})" ]')
+    host.run("test -s /var/lib/hostguard/queue.db -a -s /etc/hostguard/hostguard.toml.d/ada.toml")
+
+
+def test_installed_again_it_knows_how_the_turns_ended(host: Host, package: Path) -> None:
+    host.run(f"apt-get install -y --allow-downgrades /packages/{package.name}")
+    for row in (2, 3, 4):
+        host.wait_for(f"hostguard queue {row} | grep -i 'state: done'")
+    host.wait_for('[ -z "$(hostguard queue --json | grep \'"id"\')" ]', 120)
+
+
+def test_a_purge_leaves_nothing(host: Host, tree: Path, package: Path) -> None:
+    host.run("apt-get purge -y hostguard")
+    assert host.run("getent group hostguard", check=False) == ""
+    assert host.run("systemctl list-units --all --plain --no-legend 'hostguard*'") == ""
+    assert host.run("find /sys/fs/cgroup -name 'hostguard*'") == ""
+    depends = [name.split()[0] for name in tool("dpkg-deb", "-f", package, "Depends").split(", ")]
+    with Host(tree, {}) as other:
+        other.run(f"apt-get install -y {' '.join(depends)}")
+        other.run("useradd --create-home ada")
+        files = "find / /run /tmp /var/tmp -xdev"
+        left = set(host.run(files).splitlines()) - set(other.run(files).splitlines())
+    ours = {path for path in left if not path.startswith(NOISE) and not re.search(OTHERS_TMP, path)}
+    assert ours == set()
+
+
+OTHERS_TMP = "/systemd-private-[0-9a-f]+-(?!hostguard)"
+# Logs, what systemd and apt keep of every unit and package, and what the tests made.
+NOISE = (
+    "/var/log/", "/run/systemd/", "/run/log/", "/var/lib/dpkg/", "/var/cache/", "/proc/", "/run/go", "/run/sent",
+    "/run/upgraded", "/packages", "/src",
+)  # fmt: skip
