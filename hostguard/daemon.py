@@ -21,6 +21,7 @@ from hostguard.control import touch
 from hostguard.deliveries import settings
 from hostguard.device import Device, choose
 from hostguard.events import Event, Events
+from hostguard.freezing import thaw_left
 from hostguard.journal import Journal, take_over
 from hostguard.kept import Kept
 from hostguard.manager import Manager
@@ -90,6 +91,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        await thaw_left()
         try:
             config = await asyncio.to_thread(load)
         except ConfigError as error:

@@ -11,10 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hostguard import paths, undo
-from hostguard.bus import SystemdError, SystemdLost
+from hostguard.bus import Bus, SystemdError, SystemdLost
 from hostguard.events import Event, Events
 from hostguard.live import Phase
 from hostguard.pressure import Level, State
@@ -57,6 +58,25 @@ def plan(
     beyond = live[admit:] if level is Level.STALLED and admit is not None else []
     freeze = [unit for unit in reversed(beyond) if unit not in frozen and unit not in spared]
     return Plan(tuple(freeze), tuple(overdue))
+
+
+async def thaw_left() -> None:
+    """Thaw what an earlier guard froze, before this one waits for the disk or finds that it cannot run.
+
+    It stays noted: what failed here, `Freezer.open` does.
+    """
+    units: list[str] = undo.recall(paths.FROZEN) or []
+
+    async def thaw() -> None:
+        for unit in units:
+            with suppress(SystemdError):  # it is gone
+                await bus.call("ThawUnit", "s", [unit])
+
+    bus = Bus(thaw, lambda: None, lambda *_: None)
+    if units:
+        with suppress(SystemdLost):
+            await bus.start()
+        bus.close()
 
 
 class Freezer:

@@ -68,6 +68,21 @@ def test_a_guard_that_is_killed_leaves_none_frozen(pressed: PressedHost) -> None
     assert not FROZEN.exists()
 
 
+@pytest.mark.parametrize("why", ["the queue is on the card", "the configuration is wrong"])
+def test_nor_does_one_that_cannot_start(pressed: PressedHost, why: str) -> None:
+    units = pressed.stall(FREEZE.replace("4s", "60s"))
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, 5)
+    if why == "the configuration is wrong":
+        pressed.guard.configure("nonsense")
+    pressed.guard.kill()
+    run("systemctl", "restart", "--no-block", "hostguard.service")
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["running"] * 3, 10)
+    assert (
+        run("systemctl", "show", "--value", "--property=ActiveState", "hostguard.service").stdout
+        != "active\n"
+    )
+
+
 @pytest.mark.parametrize("what", ["stop", "pause", "reload"])
 def test_whatever_ends_the_freezing_thaws(pressed: PressedHost, what: str) -> None:
     units = pressed.stall(FREEZE.replace("4s", "60s"))
