@@ -45,7 +45,7 @@ def test_the_hand_off(machine: Machine, capsys: pytest.CaptureFixture[str]) -> N
         print(
             f"\nhand-off: median {statistics.median(gaps) * 1000:.0f} ms, longest {max(gaps) * 1000:.0f} ms"
         )
-    assert statistics.median(gaps) < 2
+    assert statistics.median(gaps) < 5
 
 
 def test_the_daemon(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
