@@ -223,7 +223,7 @@ STORED: list[tuple[str, str, Any]] = [
         {"name": "two", "mind": "b", "cron": "@daily", "message": "", "timezone": "Asia/Tokyo"},
     ),
 ]
-NOT_READ = ("turns", "limits", "minds", "config", "schedules", "events?follow=0", "deliveries?state=all")
+NOT_READ = ("turns", "limits", "minds", "config", "schedules", "events?follow=0", "pressure")
 
 
 def ask(guard: Guard, method: str, path: str, body: Any) -> httpx.Response:
