@@ -85,8 +85,17 @@ def _pairs(status: Any) -> list[tuple[str, object]]:
         ("Live turns", f"{status['turns']}, cap {_cap(status)}"),
         ("Queued", f"{status['queued']}, {status['held']} held, {status['due_later']} due later"),
         ("Device", node),
+        *_pressed(status.get("pressure")),
         *_weak(status.get("enforcement", [])),
     ]
+
+
+def _pressed(pressure: Any) -> list[tuple[str, object]]:
+    """How the disk is, unless it is calm."""
+    if pressure is None or pressure["level"] == "calm":
+        return []
+    told = f"{pressure['level']} since {clock(pressure['since'])}: {pressure['evidence']}"
+    return [("Pressure", f"{told} (hostguard pressure)")]
 
 
 def _weak(enforcement: Any) -> list[tuple[str, object]]:

@@ -63,6 +63,18 @@ def test_status_shows_the_minds_with_their_sessions_and_since_when(daemon: Stand
     assert re.search(r"^m +in_turn, falls_asleep +2/2 +main 2m \ds, - 1h +0 ", done.stdout, re.M), done.stdout
 
 
+@pytest.mark.parametrize("level", ["calm", "stalled"])
+def test_status_names_a_disk_that_is_not_calm(daemon: StandIn, level: str) -> None:
+    told = {
+        "state": "running", "version": "1", "pid": 2, "started_at": 3, "turns": 2, "cap": 4, "effective_cap": 1,
+        "queued": 0, "held": 0, "due_later": 0, "device": {}, "live": [], "minds": [],
+        "pressure": {"level": level, "since": NEW_YEAR, "evidence": "3 requests in flight"},
+    }  # fmt: skip
+    daemon.answer("GET /v1/status", told)
+    shown = f"Pressure: stalled since {SHOWN}: 3 requests in flight (hostguard pressure)"
+    assert (shown in daemon.run("status").stdout.splitlines()) == (level == "stalled")
+
+
 # -- sleep and wake
 
 
