@@ -54,7 +54,7 @@ class Watcher:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self.state = State()
+        self.state = State(since=boottime())
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self.device = Device(None, None, "not looked at yet")
@@ -78,7 +78,7 @@ class Watcher:
     def use(self, device: Device) -> None:
         """Watch this disk from now on; also when the configuration was read again."""
         if device.name != self.device.name:
-            before, self.state = self.state, State(floor=self._settings.floor)
+            before, self.state = self.state, State(since=boottime(), floor=self._settings.floor)
             self._tell(before)
         self.device = device
         self.sampler = Sampler(device, self._manager.runner.systemd.control_group)

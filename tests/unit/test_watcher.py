@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from hostguard import pressure, trigger, watcher
+from hostguard.clock import now_ms
 from hostguard.device import Device
 from hostguard.live import Live, Phase, Turn
 from hostguard.model import Config, LiveTurn
@@ -103,6 +104,7 @@ def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
         host.watcher.poke()
         await asyncio.sleep(0.05)
         assert host.disk.looks == 0
+        assert host.watcher.since_ms == pytest.approx(now_ms(), abs=1000)  # calm: as far as is known
         host.run(2)
         await asyncio.sleep(0.1)
         assert host.disk.looks > 5
