@@ -334,7 +334,7 @@ def _explained(error: Exception, path: Path) -> str:
         disk = os.statvfs(path.parent)
         if disk.f_flag & os.ST_RDONLY:
             return f"{error} (its file system is read-only)"
-        if disk.f_bfree * disk.f_frsize < FULL:
+        if disk.f_bavail * disk.f_frsize < FULL:
             return f"{error} (its file system is full)"
     return str(error)
 
