@@ -23,7 +23,8 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class Machine:
         self._run = Path(self._folder.name)
         self._card = self._run / "card.raw"
         self._lock = os.open(image, os.O_RDONLY | os.O_DIRECTORY)
+        self._power = ExitStack()
 
     def __enter__(self) -> Machine:
         fcntl.flock(self._lock, fcntl.LOCK_SH)  # keeps `image` from removing it
@@ -115,9 +117,9 @@ class Machine:
                 self._switch_on()
                 break
             except (RuntimeError, TimeoutError):
+                self.power_cut()
                 if tried == TRIES:
                     raise
-                self.power_cut()
         self.sh(WAKE)
         if mount:
             self.sh(MOUNT)
@@ -125,6 +127,7 @@ class Machine:
     def _switch_on(self) -> None:
         append = self._append
         self.qemu = Qemu(self._image, self._run, self._card, self._source, append=append, saved=not append)
+        self._power.callback(self.qemu.kill)
         anew = {"now": time.time(), "boot": str(uuid.uuid4()), "entropy": secrets.token_hex(64)}
         self.qemu.answer(self.qemu.ask("wake", **anew), BOOT_S)
         if append:
@@ -132,7 +135,20 @@ class Machine:
 
     def power_cut(self) -> None:
         """Take the power away: what is not on the card is lost."""
-        self.qemu.kill()
+        self._power.close()
+
+    @contextmanager
+    def copied_card(self, to: Path) -> Iterator[None]:
+        """Copy the card: what a cut would leave now. The machine stands still until the end of the context."""
+        running = self.qemu.process.poll() is None
+        if running:
+            self.qemu.qmp("stop")
+        subprocess.run(["cp", "--sparse=auto", str(self._card), str(to)], check=True)
+        try:
+            yield
+        finally:
+            if running:
+                self.qemu.qmp("cont")
 
     def stall(self, on: bool) -> None:
         """Mask the interrupt of the card's controller: what is written does not complete until it is unmasked."""
@@ -172,7 +188,8 @@ class Machine:
 
     def console(self) -> str:
         """What the kernels wrote to the serial console, of all boots."""
-        return (self._run / "console.log").read_text(errors="replace")
+        log = self._run / "console.log"
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def kernel_log(self) -> str:
         """The kernel's messages of this boot."""

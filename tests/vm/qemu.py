@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,22 @@ class Qemu:
                 ["setpriv", "--pdeathsig", "KILL", *arguments(image, run, card, source, append), *state],
                 stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
             )  # fmt: skip
-        with self._connect("qmp") as link:
-            self._qmp = link.makefile("rwb")
-        self._qmp.readline()
-        self.qmp("qmp_capabilities")
-        if saved:
-            while self.qmp("query-status")["status"] not in ("paused", "running"):
-                time.sleep(0.02)
-            self.qmp("cont")
-        self._agent = self._connect("agent")
+        self._links = ExitStack()
         self._came = b""
         self._asked = 0
         self._answers: dict[int, dict[str, Any]] = {}
+        try:
+            self._qmp = self._links.enter_context(self._connect("qmp").makefile("rwb"))
+            self._qmp.readline()
+            self.qmp("qmp_capabilities")
+            if saved:
+                while self.qmp("query-status")["status"] not in ("paused", "running"):
+                    time.sleep(0.02)
+                self.qmp("cont")
+            self._agent = self._connect("agent")
+        except BaseException:
+            self.kill()
+            raise
 
     def qmp(self, name: str, **arguments: Any) -> Any:
         """A command of the QEMU Machine Protocol, and what it returns. Raises RuntimeError."""
@@ -107,11 +112,10 @@ class Qemu:
         """Take the power away."""
         self.process.kill()
         self.process.wait()
-        for link in (self._qmp, self._agent):
-            link.close()
+        self._links.close()
 
     def _connect(self, name: str) -> socket.socket:
-        link = socket.socket(socket.AF_UNIX)
+        link = self._links.enter_context(socket.socket(socket.AF_UNIX))
         for _ in range(1000):
             try:
                 link.connect(str(self.run / name))

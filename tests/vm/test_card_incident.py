@@ -21,12 +21,13 @@ TURN = f"dd if=/dev/zero of=/card/$HOSTGUARD_MIND bs=64k count={MB * 16} conv=fs
 CONFIG = (
     f"[limits]\nglobal_concurrent_turns = {CAP}\n"
     '[turn]\nwrite_bandwidth = "4M"\nmemory_high = "8M"\n'
-    f'[channels."#all"]\nminds = {json.dumps(MINDS)}\n[channels."#some"]\nminds = {json.dumps(MINDS[:4])}\n'
+    f'[channels."#all"]\nminds = {json.dumps(MINDS)}\n[channels."#some"]\nminds = {json.dumps(MINDS[1:4])}\n'
 ) + "".join(
     f'[minds.{mind}]\nuser = "root"\ncommand = ["/bin/bash", "-c", "{TURN} 2>/dev/null"]\n' for mind in MINDS
 )
 HUNG_S = 10
 STALL_S = 30
+DUE_S = 12  # when the card has stopped for some seconds
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,12 @@ def test_twelve_minds_in_one_second(machine: Machine, capsys: pytest.CaptureFixt
 
 def test_a_card_that_stops(machine: Machine) -> None:
     machine.sh("dmesg --clear")
-    rows = fan_out(machine, "#some")
-    machine.wait_for(lambda: len(machine.get("/v1/turns")["turns"]) == CAP)
+    machine.systemctl("restart", "hostguard")  # it forgets what pressure did so far
+    # Accepted while the card works, due while it does not: there is room for one of them.
+    rows = fan_out(machine, "#some", not_before=int(time.time() * 1000) + DUE_S * 1000)
+    rows.append(machine.send(f"@{MINDS[0]}"))
+    machine.wait_for(lambda: machine.get("/v1/turns")["turns"])
+    time.sleep(1)
     machine.stall(True)
     began = time.time()
     answers, levels = [], set()
@@ -113,8 +118,9 @@ def test_a_card_that_stops(machine: Machine) -> None:
     done = machine.done(*rows)
     assert max(answers) < 5, "it answers while the card does not"
     assert "stalled" in levels
-    started = [row["started_at"] / 1000 for row in done]
-    assert not [at for at in started if began + 3 < at < ended], "nothing starts on a card that stops"
+    started = sorted(row["started_at"] / 1000 for row in done)
+    assert started[0] < began
+    assert started[1] > ended, "nothing starts on a card that stops"
     assert [row["result"]["outcome"] for row in done] == ["exited"] * len(rows)
     # As on the spec's host: tasks wait for the journal, or for whoever holds the card.
     assert "blocked for more than" in log
@@ -122,8 +128,8 @@ def test_a_card_that_stops(machine: Machine) -> None:
     machine.wait_for(lambda: machine.get("/v1/status")["pressure"]["level"] == "calm")
 
 
-def fan_out(machine: Machine, channel: str) -> list[int]:
+def fan_out(machine: Machine, channel: str, **fields: int) -> list[int]:
     """A message to a channel; its rows."""
-    status, body = machine.ask("POST", "/v1/deliveries", {"to": channel, "content": "wake up"})
+    status, body = machine.ask("POST", "/v1/deliveries", {"to": channel, "content": "wake up", **fields})
     assert status < 300, body
     return [row["id"] for row in body["deliveries"]]
