@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 
@@ -17,6 +19,12 @@ def config(host: Host) -> Check:
     if not host.faults:
         sources = host.config.sources
         return ok("config", f"read {', '.join(sources)}" if sources else "no file: the defaults apply")
+    unread = [fault for fault in host.faults if fault.endswith(os.strerror(errno.EACCES))]
+    if unread:  # root may read everything
+        why = "What follows is of the defaults."
+        return Check(
+            "config", Level.WARNING, f"you may not read it: {unread[0]}", why, ("sudo hostguard doctor",)
+        )
     return Check(
         "config",
         Level.PROBLEM,

@@ -346,6 +346,7 @@ def test_a_container_without_systemd_hears_only_that(tmp_path: Path) -> None:
     ("files", "fields", "name", "level", "words"),
     [
         ({}, {"systemd": 247}, "systemd", Level.WARNING, "247"),
+        ({}, {"faults": ("a.toml: cannot be read: Permission denied",)}, "config", Level.WARNING, "you may not read it: a.toml"),
         ({}, {"faults": ("a.toml: limits.x: unknown key", "b")}, "config", Level.PROBLEM, "unknown key (and 1 more)"),
         ({}, {"daemon": None}, "daemon", Level.PROBLEM, "it does not run"),
         ({}, {"daemon": None, "daemon_fault": "you may not", "denied": True}, "daemon", Level.WARNING, "you may not"),
