@@ -253,9 +253,9 @@ def test_a_clock_set_forward_is_as_time_spent_away():
 @pytest.mark.parametrize("text", ["* * * * *", "* * * * mon", "0 0 1 1 *", "* 9 * * *"])
 def test_years_of_missed_times_take_no_time(policy, text):
     schedule = cron(text, catch_up=policy, catch_up_window=100 * 365 * 86_400)
-    begun = clock.monotonic()
+    begun = clock.process_time()  # other work on the machine does not count
     found = due(schedule, NOON - 20 * 365 * DAY, NOON, BERLIN)
-    assert clock.monotonic() - begun < 2
+    assert clock.process_time() - begun < 2
     assert len(found.fire) + len(found.missed) <= MISSED_MAX
     assert (found.since is None) == (text == "0 0 1 1 *")
     assert policy == "skip" or found.fire  # also where the last time is days ago
