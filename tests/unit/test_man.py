@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from hostguard import daemon
+from hostguard import daemon, paths
 from hostguard.cli import errors, run
 from hostguard.cli.group import cli
 from hostguard.keys import KEYS, UNLIMITED
@@ -199,6 +199,13 @@ def test_the_page_has_every_variable_of_a_turn() -> None:
 def test_the_manual_has_every_unit() -> None:
     shipped = {unit.name for unit in (MAN.parents[1] / "units").iterdir()}
     assert {*re.findall(r"\*(hostguard[a-z@-]*\.[a-z]+)\*", page("hostguardd.8")["UNITS"])} == shipped
+
+
+def test_the_manual_has_every_file_of_the_daemon() -> None:
+    known = {file for file in vars(paths).values() if isinstance(file, Path)}
+    own = {str(file).rstrip("/") for file in known if {paths.STATE, paths.RUNTIME} & {*file.parents}}
+    told = re.findall(r"\*(/(?:run|var)/[^*]+)\*", page("hostguardd.8")["FILES"])
+    assert {file.rstrip("/") for file in told} == own
 
 
 # -- all pages
