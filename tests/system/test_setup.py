@@ -92,14 +92,15 @@ def test_a_card_that_hangs_is_given_up(host: Guard, card: Card) -> None:
     assert "write_bandwidth" not in FILE.read_text()
 
 
-def test_the_one_before_is_kept(host: Guard) -> None:
+def test_the_one_before_is_kept(guard: Guard) -> None:
+    guard.start()
     FILE.parent.mkdir(parents=True)
     FILE.write_text("[limits]\nglobal_concurrent_turns = 7\n")
-    done = host.cli("setup", "--yes")
+    done = guard.cli("setup", "--yes")
     assert f"kept the one before as {FILE}~" in done.stdout
     assert Path(f"{FILE}~").read_text() == "[limits]\nglobal_concurrent_turns = 7\n"
-    host.cli("config", "check")
-    assert host.json("config", "show")["limits"]["global_concurrent_turns"] != 7
+    guard.cli("config", "check")
+    assert guard.json("config", "show")["limits"]["global_concurrent_turns"] != 7
 
 
 def test_nothing_is_measured_while_turns_run(host: Guard) -> None:
