@@ -112,8 +112,9 @@ def test_a_message_behind_a_release_that_the_card_does_not_take_is_refused(tmp_p
 def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
     code = (
         "import sys, hostguard.daemon; from hostguard.manager import Manager; from hostguard.model import *\n"
+        "from pathlib import Path; from hostguard.queue import Queue\n"
         "from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
-        "residents = Manager(None, None, None).residents\n"
+        "residents = Manager(Queue(Path('/nowhere')), None, None).residents\n"
         "run(residents.use(Config(minds={'a': Mind('a', ('/bin/true',))}))); assert not loaded()\n"
         "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
     )
