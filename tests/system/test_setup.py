@@ -94,7 +94,7 @@ def test_a_card_that_hangs_is_given_up(host: Guard, card: Card) -> None:
 
 def test_the_one_before_is_kept(guard: Guard) -> None:
     guard.start()
-    FILE.parent.mkdir(parents=True)
+    FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text("[limits]\nglobal_concurrent_turns = 7\n")
     done = guard.cli("setup", "--yes")
     assert f"kept the one before as {FILE}~" in done.stdout
