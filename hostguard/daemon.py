@@ -75,6 +75,7 @@ class Daemon:
         self.manager.runner.on_unit = self._on_unit
         self.readback = Readback(self.events)
         self.manager.runner.on_scope = self.readback.look
+        self.manager.watcher.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)

@@ -1,7 +1,7 @@
 """Reads back what the kernel applies to turns, and keeps what is known of each limit.
 
 Read is the first turn with each set of limits, while its process still waits, and then one a minute: the
-scheduler may be changed, or a slice by hand.
+scheduler may be changed, or a slice by hand. And hostguard.slice, each time that it is tightened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Readback:
         self._events = events
         self._device = Device(None, None, "not looked at yet")
         self._known: dict[Limits, tuple[Verdict, ...]] = {}
-        self._others: tuple[Verdict, ...] = ()
+        self._slice: dict[Limits, tuple[Verdict, ...]] = {}  # of `tighten`
         self._told: dict[str, Label] = {}
         self._looked_at: dict[Limits, float] = {}  # time.monotonic()
         self._look: asyncio.Future[tuple[Verdict, ...] | None] | None = None
@@ -38,7 +38,8 @@ class Readback:
     @property
     def verdicts(self) -> list[Verdict]:
         """One for each configured limit: where minds differ, the worst."""
-        return worst([verdict for known in self._known.values() for verdict in known] + [*self._others])
+        turns = worst(verdict for known in self._known.values() for verdict in known)
+        return turns + [_of_slice(verdict) for known in self._slice.values() for verdict in known]
 
     async def configure(self, config: Config, device: Device) -> None:
         """Follow a new configuration: what cannot work on this host is known before a turn runs."""
@@ -50,11 +51,8 @@ class Readback:
             kernel = Kernel(device)
         self._known = {limits: judge(limits, kernel, None) for limits in configured(config)}
         self._looked_at = {}
-        tighten = config.pressure.tighten
-        self._others = tuple(
-            replace(verdict, limit="tighten")
-            for verdict in judge(Limits(write_bandwidth=tighten), kernel, None)
-        )
+        tighten = Limits(write_bandwidth=config.pressure.tighten)
+        self._slice = {tighten: judge(tighten, kernel, None)}
         self._tell()
 
     async def look(self, cgroup: Path, limits: Limits) -> None:
@@ -62,22 +60,37 @@ class Readback:
         now = time.monotonic()
         if limits not in self._known or now - self._looked_at.get(limits, -AGAIN_S) < AGAIN_S:
             return
-        if self._look is not None and not self._look.done():
-            return
-        self._looked_at[limits] = now
-        device = self._device
-        self._look = asyncio.ensure_future(asyncio.to_thread(_read, device, cgroup, limits))
-        self._look.add_done_callback(lambda look: self._take(look, device, limits))
+        if not self._busy():
+            self._looked_at[limits] = now
+            await self._begin(cgroup, limits, self._known)
+
+    async def look_at_slice(self, cgroup: Path) -> None:
+        """Read hostguard.slice back, which was tightened a moment ago."""
+        for limits in self._slice:
+            if not self._busy():
+                await self._begin(cgroup, limits, self._slice)
+
+    def _busy(self) -> bool:
+        return self._look is not None and not self._look.done()
+
+    async def _begin(self, cgroup: Path, limits: Limits, into: dict[Limits, tuple[Verdict, ...]]) -> None:
+        self._look = asyncio.ensure_future(asyncio.to_thread(_read, self._device, cgroup, limits))
+        self._look.add_done_callback(lambda look: self._take(look, limits, into))
         await asyncio.wait([self._look], timeout=LOOK_S)
 
-    def _take(self, look: asyncio.Future[tuple[Verdict, ...] | None], device: Device, limits: Limits) -> None:
-        if look.cancelled() or self._device is not device:
+    def _take(
+        self,
+        look: asyncio.Future[tuple[Verdict, ...] | None],
+        limits: Limits,
+        into: dict[Limits, tuple[Verdict, ...]],
+    ) -> None:
+        if look.cancelled() or not (into is self._known or into is self._slice):  # configured anew meanwhile
             return
         error = look.exception()
         if error is not None:
             log.warning("what the kernel applies cannot be read: %s", error)
         elif (found := look.result()) is not None:
-            self._known[limits] = found
+            into[limits] = found
             self._tell()
 
     def _tell(self) -> None:
@@ -90,6 +103,11 @@ class Readback:
             text = f"{limit} is {verdict.label}: {verdict.why}"
             self._events.emit(Event.ENFORCEMENT, text, limit=limit, label=verdict.label)
         self._told = {limit: label for limit, label in self._told.items() if limit in labels}
+
+
+def _of_slice(verdict: Verdict) -> Verdict:
+    why = "to be read back once it is set" if verdict.label is Label.UNKNOWN else verdict.why
+    return replace(verdict, limit="tighten", why=why)
 
 
 def _read(device: Device, cgroup: Path, limits: Limits) -> tuple[Verdict, ...] | None:

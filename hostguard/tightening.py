@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-from hostguard import paths, undo
+from hostguard import cgroups, paths, undo
 from hostguard.bus import SystemdError, SystemdLost
 from hostguard.systemd import Systemd
 from hostguard.units import SLICE
@@ -24,6 +26,8 @@ class Tightener:
 
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
+        # Told of the slice's cgroup once a limit was set; set by the daemon.
+        self.on_set: Callable[[Path], Awaitable[None]] | None = None
         self.limit: Limit | None = None  # what we set, or are about to
         self._refused: Limit | None = None  # what we leave be, while it is wanted
         self._task: asyncio.Task[None] | None = None
@@ -76,6 +80,9 @@ class Tightener:
         self.limit = wanted
         await self._systemd.set_write_limits(SLICE, [wanted])
         log.info("%s may write %d bytes/s to %s for now", SLICE, wanted[1], wanted[0])
+        if self.on_set is not None:
+            await self._systemd.write_limits(SLICE)  # PID 1 tells the kernel before it hears the next call
+            await self.on_set(cgroups.ROOT / self._systemd.control_group.strip("/") / SLICE)
 
     async def _give_back(self, ours: Limit, there: list[Limit]) -> list[Limit]:
         others = [limit for limit in there if limit != ours]

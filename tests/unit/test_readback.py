@@ -207,6 +207,29 @@ def test_the_limit_of_pressure_is_labelled_too(told: Told) -> None:
     assert (verdict.limit, verdict.label) == ("tighten", Label.INERT)  # the kernel here has no io controller
 
 
+def test_the_limit_of_pressure_is_read_back_from_the_slice(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = Kernel(DISK, "8:0", frozenset({"io", "memory", "pids"}))
+    monkeypatch.setattr(readback, "read_kernel", lambda disk: number)
+    limits: list[Limits] = []
+
+    def read(device: Device, cgroup: Path, asked: Limits) -> tuple[Verdict, ...]:
+        limits.append(asked)
+        return (Verdict("write_bandwidth", Label.ENFORCED, "in io.max"),)
+
+    monkeypatch.setattr(readback, "_read", read)
+
+    async def work(keeper: Readback) -> None:
+        [before] = keeper.verdicts
+        assert before == Verdict("tighten", Label.UNKNOWN, "to be read back once it is set")
+        await keeper.look_at_slice(CGROUP)
+
+    keeper = run(told, work, Config(pressure=Settings(tighten=1_000_000)))
+    assert keeper.verdicts == [Verdict("tighten", Label.ENFORCED, "in io.max")]
+    assert limits == [Limits(write_bandwidth=1_000_000)]
+
+
 def test_it_reads_a_real_cgroup_of_this_machine_or_finds_it_gone() -> None:
     assert readback._read(DISK, Path("/sys/fs/cgroup/no such"), TASKS) is None
     assert enforce.judge(TASKS, Kernel(DISK), None)[0].label is Label.INERT
