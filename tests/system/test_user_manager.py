@@ -86,7 +86,7 @@ def documented() -> str:
     return text.split("```")[1].strip() + "\n"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pat() -> Iterator[Pat]:
     run("useradd", "--create-home", USER)
     made = Pat()
@@ -141,7 +141,7 @@ def test_from_the_first_start_to_turns(pat: Pat) -> None:
 def test_a_turn_outlives_the_guard(pat: Pat) -> None:
     pat.cli("mind", "add", "slow", "--command", "sleep 300", "--user", USER)
     pat.cli("reload")
-    pat.cli("send", "@slow", "work")
+    row = str(pat.json("send", "@slow", "work")["deliveries"][0]["id"])
     wait_for(lambda: pat.scopes())
     before = pat.main_pid()
     os.kill(before, 9)
@@ -149,11 +149,12 @@ def test_a_turn_outlives_the_guard(pat: Pat) -> None:
     wait_for(lambda: pat.cli("status", check=False).returncode == 0, 30)
     assert [turn["unit"] for turn in pat.json("turns")["turns"]] == pat.scopes()
     pat.run("systemctl", "--user", "stop", pat.scopes()[0])
-    wait_for(lambda: pat.json("queue", "1")["state"] == "done")
+    wait_for(lambda: pat.json("queue", row)["state"] == "done")
     # Without the guard, the gate is under a lock of the user's own.
     pat.run("systemctl", "--user", "stop", "hostguard")
     assert pat.cli("run", "--mind", "slow", "--", "id", "-un").stdout == f"{USER}\n"
     gone = pat.cli("send", "@slow", "x", check=False)
+    pat.run("systemctl", "--user", "start", "hostguard")
     assert (gone.returncode, gone.stderr) == (
         3, "hostguard: hostguard is not running: systemctl --user start hostguard\n",
     )  # fmt: skip
