@@ -6,7 +6,7 @@ The state folder is on the partition 179:1; the kernel limits whole disks only, 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from machine import Machine
@@ -15,15 +15,19 @@ BANDWIDTH = 1_000_000  # bytes/s
 OTHER_BANDWIDTH = 400_000
 IOPS = 40
 NEAR = 0.15  # of what was asked for
+TRIES = 3
 DISK = "179:0"
+SLICE = "/sys/fs/cgroup/hostguard.slice"
 
+ENDLESS = "dd if=/dev/zero of=/card/$HOSTGUARD_MIND bs=64k count=2000 oflag=direct"
 SLOW_WRITER = "dd if=/dev/zero of=/card/$HOSTGUARD_MIND bs=64k count=80 oflag=direct"
 # What the turn runs, and its limits.
 MINDS = {
     "free": (SLOW_WRITER, ""),
-    "free2": (SLOW_WRITER, ""),
+    "endless": (ENDLESS, ""),
+    "endless2": (ENDLESS, ""),
     "writes": (SLOW_WRITER, f"write_bandwidth = {BANDWIDTH}\nio_weight = 50"),
-    "long": (SLOW_WRITER.replace("count=80", "count=400"), f"write_bandwidth = {BANDWIDTH}"),
+    "long": (ENDLESS, f"write_bandwidth = {BANDWIDTH}"),
     "buffers": (
         "dd if=/dev/zero of=/card/$HOSTGUARD_MIND bs=64k count=80 conv=fsync",
         f"write_bandwidth = {BANDWIDTH}",
@@ -40,6 +44,11 @@ CONFIG = "".join(
     f"[minds.{name}.turn]\n{limits}\n"
     for name, (command, limits) in MINDS.items()
 )
+
+# Times and written bytes at the begin and the end of four seconds.
+WINDOW = f"""
+written() {{{{ sed -n 's/^{DISK} .* wbytes=\\([0-9]*\\).*/\\1/p' {{stat}}; }}}}
+sleep 1; read a _ </proc/uptime; x=$(written); sleep 4; read b _ </proc/uptime; echo $a $b $x $(written)"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,60 +78,71 @@ def running(machine: Machine, mind: str) -> tuple[int, str]:
             and machine.get("/v1/turns")["turns"]
         )
     )
-    return row, f"/sys/fs/cgroup/hostguard.slice/hostguard-{mind}.slice/hostguard-turn-{mind}-{row}.scope"
+    return row, f"{SLICE}/hostguard-{mind}.slice/hostguard-turn-{mind}-{row}.scope"
 
 
-def near(value: float) -> Any:
-    return pytest.approx(value, rel=NEAR)
+def assert_binds(limit: float, measure: Callable[[], float]) -> None:
+    """Never above it; and as much as it allows, but on a busy host, where the machine is slower than the limit."""
+    measured = []
+    for _ in range(TRIES):
+        measured.append(measure())
+        assert measured[-1] <= limit * (1 + NEAR)
+        if measured[-1] >= limit * (1 - NEAR):
+            return
+    pytest.fail(f"{measured} is less than {limit}")
 
 
 def test_write_bandwidth(machine: Machine) -> None:
-    free = bytes_s(machine, "free")
+    free = max(bytes_s(machine, "free") for _ in range(2))
     assert free > 2 * BANDWIDTH, "the card itself is as slow as the limit"
-    assert bytes_s(machine, "writes") == near(BANDWIDTH)
+    assert_binds(BANDWIDTH, lambda: bytes_s(machine, "writes"))
 
 
 def test_buffered_writes_with_fsync(machine: Machine) -> None:
-    assert bytes_s(machine, "buffers") == near(BANDWIDTH)
+    assert_binds(BANDWIDTH, lambda: bytes_s(machine, "buffers"))
 
 
 def test_read_bandwidth(machine: Machine) -> None:
-    assert bytes_s(machine, "reads") == near(BANDWIDTH)
+    assert_binds(BANDWIDTH, lambda: bytes_s(machine, "reads"))
 
 
 @pytest.mark.parametrize("mind", ["writes_often", "reads_often"])
 def test_operations(machine: Machine, mind: str) -> None:
-    assert bytes_s(machine, mind) / 4096 == near(IOPS)
+    assert_binds(IOPS, lambda: bytes_s(machine, mind) / 4096)
 
 
 def test_two_turns_share_the_limit_of_the_slice(machine: Machine) -> None:
-    machine.systemctl(
-        "set-property", "--runtime", "hostguard.slice", f"IOWriteBandwidthMax=/dev/mmcblk0 {BANDWIDTH}"
-    )
+    turns = [running(machine, mind) for mind in ("endless", "endless2")]
+    limit_writes(machine, "hostguard.slice", f"/dev/mmcblk0 {BANDWIDTH}")
     try:
-        rows = machine.send("@free"), machine.send("@free2")
-        machine.done(*rows)
+        assert_binds(BANDWIDTH, lambda: written_s(machine, SLICE))
     finally:
-        machine.systemctl("set-property", "--runtime", "hostguard.slice", "IOWriteBandwidthMax=")
-    rates = [told(machine, mind) for mind in ("free", "free2")]
-    assert sum(rates) == near(BANDWIDTH)
+        limit_writes(machine, "hostguard.slice", "")
+    for row, cgroup in turns:
+        end(machine, row, cgroup)
 
 
 def test_a_running_turn_is_given_another_limit(machine: Machine) -> None:
     row, cgroup = running(machine, "long")
-    window = f"read_wbytes() {{ sed -n 's/^{DISK} .* wbytes=\\([0-9]*\\).*/\\1/p' {cgroup}/io.stat; }}\n"
-    window += "sleep 1; read a _ </proc/uptime; x=$(read_wbytes); sleep 4; read b _ </proc/uptime; y=$(read_wbytes); "
-    window += "echo $a $b $x $y"
-    measured = []
-    for limit in (None, OTHER_BANDWIDTH):
-        if limit is not None:
-            scope = cgroup.rpartition("/")[2]
-            machine.systemctl("set-property", "--runtime", scope, f"IOWriteBandwidthMax=/dev/mmcblk0 {limit}")
-        begin, end, before, after = map(float, machine.sh(window).split())
-        measured.append((after - before) / (end - begin))
+    assert_binds(BANDWIDTH, lambda: written_s(machine, cgroup))
+    limit_writes(machine, cgroup.rpartition("/")[2], f"/dev/mmcblk0 {OTHER_BANDWIDTH}")
+    assert_binds(OTHER_BANDWIDTH, lambda: written_s(machine, cgroup))
+    end(machine, row, cgroup)
+
+
+def written_s(machine: Machine, cgroup: str) -> float:
+    """Bytes/s that the cgroup writes, over four seconds."""
+    begin, end, before, after = map(float, machine.sh(WINDOW.format(stat=f"{cgroup}/io.stat")).split())
+    return (after - before) / (end - begin)
+
+
+def limit_writes(machine: Machine, unit: str, limit: str) -> None:
+    machine.systemctl("set-property", "--runtime", unit, f"IOWriteBandwidthMax={limit}")
+
+
+def end(machine: Machine, row: int, cgroup: str) -> None:
     machine.systemctl("stop", cgroup.rpartition("/")[2])
     machine.done(row)
-    assert measured == [near(BANDWIDTH), near(OTHER_BANDWIDTH)]
 
 
 def test_limits_are_read_back(machine: Machine) -> None:
