@@ -95,6 +95,7 @@ def test_twelve_minds_in_one_second(machine: Machine, capsys: pytest.CaptureFixt
 
 def test_a_card_that_stops(machine: Machine) -> None:
     machine.sh("dmesg --clear")
+    machine.configure(CONFIG)
     machine.systemctl("restart", "hostguard")  # it forgets what pressure did so far
     # Accepted while the card works, due while it does not: there is room for one of them.
     rows = fan_out(machine, "#some", not_before=int(time.time() * 1000) + DUE_S * 1000)
