@@ -62,14 +62,17 @@ class Sampler:
             # sysfs has no "/" in names: cciss!c0d0.
             found = counters[self._name.replace("!", "/")]
             # What psutil drops (Documentation/block/stat.rst). Discards and flushes came in 4.18 and 5.5.
-            stat = [int(text) for text in (self._sys / "block" / self._name / "stat").read_text().split()]
+            folder = self._sys / "block" / self._name
+            stat = [int(text) for text in (folder / "stat").read_text().split()]
+            reads, writes = (int(text) for text in (folder / "inflight").read_text().split())
             disk = Disk(
                 reads=found.read_count,
                 writes=found.write_count,
                 read_ms=found.read_time,
                 write_ms=found.write_time,
                 busy_ms=found.busy_time,
-                in_flight=stat[8],
+                # Debian 13's kernel 6.12 says 0 in the first while the requests of a stopped card hang.
+                in_flight=max(stat[8], reads + writes),
                 write_bytes=found.write_bytes,
                 discards=sum(stat[11:12]),
                 flushes=sum(stat[15:16]),

@@ -30,12 +30,13 @@ class Kernel:
         self.proc, self.sys, self.cgroup = root / "proc", root / "sys", root / "cgroup"
         self.proc.mkdir()
 
-    def disk(self, name: str, stat: str = STAT) -> None:
+    def disk(self, name: str, stat: str = STAT, inflight: int = 3) -> None:
         lines = [f"179 0 {name.replace('!', '/')} {stat}", f"179 1 {name}p1 {stat}"]
         (self.proc / "diskstats").write_text("\n".join(lines) + "\n")
         folder = self.sys / "block" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "stat").write_text(stat + "\n")
+        (folder / "inflight").write_text(f"       0 {inflight:8}\n")
 
     def pressure(self, text: str = PRESSURE, slice_: str = PRESSURE) -> None:
         for file, told in (
@@ -176,3 +177,10 @@ def test_this_machine_can_be_read():
     name = next(iter(psutil.disk_io_counters(perdisk=True, nowrap=False)))
     disk, _, _ = Sampler(Device(None, name, "")).read()
     assert disk is not None
+
+
+def test_requests_that_only_one_file_knows_are_in_flight(kernel):
+    kernel.disk("mmcblk0", STAT.replace(" 900 3 ", " 900 0 "), inflight=2)  # as on kernel 6.12
+    disk, _, _ = sampler(kernel).read()
+    assert disk is not None
+    assert disk.in_flight == 2
