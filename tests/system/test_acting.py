@@ -162,8 +162,10 @@ def test_what_an_operator_set_on_the_slice_stays(pressed: PressedHost) -> None:
     systemctl("set-property", "--runtime", "hostguard.slice", "IOWriteBandwidthMax=")
     pressed.card.go()
     wait_for(lambda: pressed.level() == "calm", 30)
+    row = pressed.send("@b")  # the first one may have written all by now
+    wait_for(lambda: row in [turn["delivery"] for turn in pressed.turns()])
     pressed.card.stop()
-    wait_for(lambda: slice_limit() == f"{pressed.card.device} 1000000", 5)
+    wait_for(lambda: slice_limit() == f"{pressed.card.device} 1000000", 10)
     systemctl("set-property", "--runtime", "hostguard.slice", f"IOWriteBandwidthMax={own}")
     pressed.card.go()
     wait_for(lambda: pressed.level() == "calm", 30)
