@@ -28,5 +28,7 @@ def test_the_readme_installs_it(host: Host) -> None:
 
 def test_autopkgtest_passes(host: Host, package: Path) -> None:
     host.run("apt-get install -y autopkgtest")
-    said = host.run(f"cd /packages && autopkgtest {package.name} hostguard_*.dsc -- null")
+    # The guest is a machine of its own, which autopkgtest cannot know when it runs inside (newer ones assume not).
+    ours = "--ignore-restrictions=isolation-machine"
+    said = host.run(f"cd /packages && autopkgtest {ours} {package.name} hostguard_*.dsc -- null")
     assert re.search(r"^smoke +PASS$", said, re.MULTILINE), said
