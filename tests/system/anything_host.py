@@ -108,7 +108,7 @@ class AnythingHost(ResidentHost):
         self.scopes.stop()
         for run in self.runs.values():
             run.kill()
-            run.wait()
+            run.communicate()
         super().__exit__(kind, error, trace)
         self.clock.__exit__(kind, error, trace)
 

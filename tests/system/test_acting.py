@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from card import Card
 from guard import DISK, Guard, run, systemctl, wait_for
+from guarded import LONG_S
 from pressed_host import QUICK, PressedHost
 from resident_host import ResidentHost
 
@@ -30,7 +31,7 @@ def frozen(pressed: PressedHost) -> list[str]:
 
 def test_the_youngest_turns_are_frozen_while_it_stalls_and_go_on_oldest_first(pressed: PressedHost) -> None:
     units = pressed.stall(FREEZE)
-    wait_for(lambda: len(frozen(pressed)) == 3, 5)
+    wait_for(lambda: len(frozen(pressed)) == 3, LONG_S)
     assert frozen(pressed) == units[:0:-1]  # all but the oldest: the floor
     wait_for(lambda: [freezer_state(unit) for unit in units] == ["running", *["frozen"] * 3], 2)
     began = time.monotonic()
@@ -47,7 +48,7 @@ def test_the_youngest_turns_are_frozen_while_it_stalls_and_go_on_oldest_first(pr
 
 def test_once_the_card_is_calm_they_go_on_before_their_time(pressed: PressedHost) -> None:
     units = pressed.stall(FREEZE.replace("4s", "60s"))
-    wait_for(lambda: len(frozen(pressed)) == 3, 5)
+    wait_for(lambda: len(frozen(pressed)) == 3, LONG_S)
     pressed.guard.cli("stop", units[2])  # a frozen one is stopped all the same, on systemd 257 too
     wait_for(lambda: len(pressed.turns()) == 3)
     pressed.card.go()
@@ -60,24 +61,24 @@ def test_once_the_card_is_calm_they_go_on_before_their_time(pressed: PressedHost
 def test_a_guard_that_is_killed_leaves_none_frozen(pressed: PressedHost) -> None:
     """The next one thaws them, though the card still does not go on."""
     units = pressed.stall(FREEZE.replace("4s", "60s"), Path(tempfile.mkdtemp(dir=DISK)))
-    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, 5)
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, LONG_S)
     pressed.guard.kill()
     time.sleep(0.5)
     assert [freezer_state(name) for name in units[1:]] == ["frozen"] * 3
     pressed.guard.restart()
-    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["running"] * 3, 5)
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["running"] * 3, LONG_S)
     assert not FROZEN.exists()
 
 
 @pytest.mark.parametrize("why", ["the queue is on the card", "the configuration is wrong"])
 def test_nor_does_one_that_cannot_start(pressed: PressedHost, why: str) -> None:
     units = pressed.stall(FREEZE.replace("4s", "60s"))
-    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, 5)
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, LONG_S)
     if why == "the configuration is wrong":
         pressed.guard.configure("nonsense")
     pressed.guard.kill()
     run("systemctl", "restart", "--no-block", "hostguard.service")
-    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["running"] * 3, 10)
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["running"] * 3, LONG_S)
     assert (
         run("systemctl", "show", "--value", "--property=ActiveState", "hostguard.service").stdout
         != "active\n"
@@ -87,7 +88,7 @@ def test_nor_does_one_that_cannot_start(pressed: PressedHost, why: str) -> None:
 @pytest.mark.parametrize("what", ["stop", "pause", "reload"])
 def test_whatever_ends_the_freezing_thaws(pressed: PressedHost, what: str) -> None:
     units = pressed.stall(FREEZE.replace("4s", "60s"))
-    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, 5)
+    wait_for(lambda: [freezer_state(name) for name in units[1:]] == ["frozen"] * 3, LONG_S)
     if what == "stop":
         run("systemctl", "stop", "--no-block", "hostguard.service", "hostguard.socket")
     elif what == "pause":
@@ -143,11 +144,11 @@ def slice_limit() -> str:
 
 def test_the_slice_is_tightened_while_it_is_not_calm(pressed: PressedHost) -> None:
     pressed.stall(TIGHTEN)
-    wait_for(lambda: slice_limit() == f"{pressed.card.device} 1000000", 5)
+    wait_for(lambda: slice_limit() == f"{pressed.card.device} 1000000", LONG_S)
     assert pressed.pressure()["tightened"]
     pressed.card.go()
     wait_for(lambda: pressed.level() == "calm", 30)
-    wait_for(lambda: slice_limit() == "", 5)
+    wait_for(lambda: slice_limit() == "", LONG_S)
     assert not pressed.pressure()["tightened"]
     assert not TIGHTENED.exists()
 
@@ -156,7 +157,7 @@ def test_what_an_operator_set_on_the_slice_stays(pressed: PressedHost) -> None:
     own = f"{pressed.card.device} 5000000"
     systemctl("set-property", "--runtime", "hostguard.slice", f"IOWriteBandwidthMax={own}")
     pressed.stall(TIGHTEN)
-    wait_for(lambda: pressed.level() == "stalled", 5)
+    wait_for(lambda: pressed.level() == "stalled", LONG_S)
     time.sleep(1.5)
     assert (slice_limit(), pressed.pressure()["tightened"]) == (own, False)
     # Taken away by its owner, it is tightened; and set anew meanwhile, it is left as it is.
@@ -174,15 +175,15 @@ def test_what_an_operator_set_on_the_slice_stays(pressed: PressedHost) -> None:
         pressed.card.go()
         writer.wait(60)
     wait_for(lambda: pressed.level() == "calm", 30)
-    wait_for(lambda: not pressed.pressure()["tightened"], 5)
+    wait_for(lambda: not pressed.pressure()["tightened"], LONG_S)
     assert slice_limit() == own
     systemctl("set-property", "--runtime", "hostguard.slice", "IOWriteBandwidthMax=")
 
 
 def test_a_guard_that_is_killed_leaves_the_slice_as_it_was(pressed: PressedHost) -> None:
     pressed.stall(TIGHTEN)
-    wait_for(lambda: slice_limit() != "", 5)
+    wait_for(lambda: slice_limit() != "", LONG_S)
     pressed.guard.kill()
     pressed.card.go()
     pressed.guard.restart()
-    wait_for(lambda: slice_limit() == "", 5)
+    wait_for(lambda: slice_limit() == "", LONG_S)

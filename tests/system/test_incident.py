@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from card import Card
-from guard import Guard, run
+from guard import Guard, run, wait_for
+from guarded import LONG_S
 
 RUNTIME = Path("/run/hostguard")
 CONFIG = """
@@ -41,7 +42,8 @@ def assert_nothing_left(host: Guard, card: Card) -> None:
         ("mind_concurrent_turns", 1, "default"),
     ]
     assert host.scopes() == []
-    assert "demo" not in run("systemctl", "list-units", "--all", "--no-legend", "hostguard-*.slice").stdout
+    slices = ("systemctl", "list-units", "--all", "--no-legend", "hostguard-*.slice")
+    wait_for(lambda: "demo" not in run(*slices).stdout, LONG_S)
     assert os.listdir(card.mount) == ["lost+found"]
     assert f"{card.mount}/" not in run("ps", "-eo", "args").stdout
     assert list((RUNTIME / "turns").iterdir()) == []
