@@ -20,6 +20,7 @@ OTHERS = {"memory_high": 90_000_000, "memory_max": 100_000_000, "tasks_max": 50}
 ALL = {**IO, **OTHERS}
 CONFIG = "[turn]\n" + "".join(f"{name} = {value}\n" for name, value in ALL.items())
 CONFIG += '[minds.ada]\nuser = "root"\ncommand = ["/bin/sleep", "1"]\n'
+WRITE = "for i in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=/card/x bs=4K count=1 conv=fsync; sleep 0.3; done"
 ENFORCEMENT = "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70424"
 
 
@@ -81,6 +82,24 @@ def labels_of_stale(machine: Machine) -> dict[str, str]:
 
     machine.wait_for(seen)
     return _told(machine)
+
+
+def test_what_pressure_sets_on_the_slice_is_read_back(machine: Machine) -> None:
+    pressure = '[pressure]\ntighten = "1M"\ncalm_window = 1\n'
+    machine.configure(f'{pressure}[minds.ada]\nuser = "root"\ncommand = ["/bin/sh", "-c", "{WRITE}"]\n')
+    machine.systemctl("reload", "hostguard")
+    assert _told(machine) == {"tighten": "unknown"}
+    row = machine.send("@ada")
+    machine.wait_for(lambda: machine.get("/v1/status")["turns"] == 1)
+    machine.stall(True)
+    try:
+        machine.wait_for(lambda: _told(machine) == {"tighten": "enforced"})
+        assert "wbps=1000000" in machine.sh("cat /sys/fs/cgroup/hostguard.slice/io.max")
+    finally:
+        machine.stall(False)
+    machine.done(row)
+    machine.wait_for(lambda: "wbps" not in machine.sh("cat /sys/fs/cgroup/hostguard.slice/io.max"))
+    machine.configure(CONFIG)
 
 
 def examined(machine: Machine) -> dict[str, Any]:
