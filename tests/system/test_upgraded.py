@@ -48,7 +48,7 @@ def test_what_the_first_release_left_goes_on(host: GuardedHost) -> None:
     # What was held starts, and after its pause the turn, again, that was live when the host of then went down.
     host.post("/v1/resume", mind="dora")
     for row in (24, 20):
-        wait_for(lambda row=row: row in [turn["delivery"] for turn in host.turns()], 60)
+        wait_for(lambda row=row: (row, "running") in [(t["delivery"], t["state"]) for t in host.turns()], 60)
         host.post(f"/v1/turns/{host.row(row)['turn']}/stop")
         host.done(row)
     assert host.row(25)["not_before"] == 4_000_000_000_000
