@@ -48,6 +48,18 @@ class Told:
                 lambda label=label: None if label is None else (Verdict("tasks_max", label, "w"),)
             )
 
+    def hang(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+        """The next read answers "inert" once the event is set; it is waited for only 10 ms."""
+        monkeypatch.setattr(readback, "LOOK_S", 0.01)
+        go = threading.Event()
+
+        def answer() -> tuple[Verdict, ...]:
+            assert go.wait(30)
+            return (Verdict("tasks_max", Label.INERT, "w"),)
+
+        self.answers.append(answer)
+        return go
+
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
@@ -135,15 +147,9 @@ def test_a_turn_is_read_back_once_a_minute(told: Told, monkeypatch: pytest.Monke
 def test_a_read_that_hangs_delays_a_turn_only_for_a_moment_and_is_not_begun_twice(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readback, "LOOK_S", 0.01)
-    go = threading.Event()
-
-    def hang() -> tuple[Verdict, ...]:
-        assert go.wait(30)
-        return (Verdict("tasks_max", Label.INERT, "w"),)
+    go = told.hang(monkeypatch)
 
     async def work(keeper: Readback) -> None:
-        told.answers.append(hang)
         await keeper.look(CGROUP, TASKS)
         await keeper.look(CGROUP, TASKS)
         assert told.reads == 1
@@ -159,15 +165,9 @@ def test_a_read_that_hangs_delays_a_turn_only_for_a_moment_and_is_not_begun_twic
 def test_what_was_read_for_an_older_configuration_is_not_taken(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readback, "LOOK_S", 0.01)
-    go = threading.Event()
-
-    def hang() -> tuple[Verdict, ...]:
-        assert go.wait(30)
-        return (Verdict("tasks_max", Label.INERT, "w"),)
+    go = told.hang(monkeypatch)
 
     async def work(keeper: Readback) -> None:
-        told.answers.append(hang)
         await keeper.look(CGROUP, TASKS)
         await keeper.configure(CONFIG, Device("/dev/sdb", "sdb", "/x is on the disk sdb"))
         go.set()
