@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,20 @@ def install() -> None:
         Path("/etc/systemd/system", unit.name).write_bytes(unit.read_bytes())
     run("groupadd", "--force", "--system", "hostguard")
     systemctl("daemon-reload")
+
+
+@contextmanager
+def drop_in(setting: str) -> Iterator[None]:
+    """A line for the [Service] section of hostguard.service, for as long as a test takes."""
+    file = Path(f"/run/systemd/system/{UNIT}.d/case-{secrets.token_hex(4)}.conf")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"[Service]\n{setting}\n")
+    systemctl("daemon-reload")
+    try:
+        yield
+    finally:
+        file.unlink()
+        systemctl("daemon-reload")
 
 
 class Guard:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from card import Card
-from guard import DISK, Guard, run, systemctl, wait_for
+from guard import DISK, Guard, drop_in, run, systemctl, wait_for
 from guarded import LONG_S
 from pressed_host import QUICK, PressedHost
 
@@ -57,22 +57,8 @@ class Watch:
 
 def test_the_card_stops_for_a_minute_under_load(pressed: PressedHost) -> None:
     """Case 30 among it (raspberrypi/rpi-imager#1216), for a minute here."""
-    with setting("WatchdogSec=4"):
+    with drop_in("WatchdogSec=4"):
         stop_for_a_minute(pressed)
-
-
-@contextmanager
-def setting(line: str) -> Iterator[None]:
-    """A line for the [Service] section of hostguard.service."""
-    drop_in = Path("/run/systemd/system/hostguard.service.d/pressure.conf")
-    drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text(f"[Service]\n{line}\n")
-    systemctl("daemon-reload")
-    try:
-        yield
-    finally:
-        drop_in.unlink()
-        systemctl("daemon-reload")
 
 
 def stop_for_a_minute(pressed: PressedHost) -> None:
@@ -168,7 +154,7 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     """As on Raspberry Pi OS; and no trigger is granted, so that it looks by itself."""
     empty = Path("/run/no-pressure")
     empty.mkdir(exist_ok=True)
-    with setting(f"BindReadOnlyPaths={empty}:/proc/pressure"):  # it has a /proc of its own
+    with drop_in(f"BindReadOnlyPaths={empty}:/proc/pressure"):  # it has a /proc of its own
         units = pressed.stall(QUICK, Path(tempfile.mkdtemp(dir=DISK)))
         wait_for(lambda: pressed.level() == "stalled", 3)
         told = pressed.pressure()

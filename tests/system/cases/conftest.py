@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from bus import SETTING, Bus
-from guard import Guard
-from host import Host, drop_in
+from guard import Guard, drop_in
+from host import Host
 
 
 @pytest.fixture

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from guard import DISK, UNIT, Guard, systemctl, wait_for
+from guard import DISK, Guard, wait_for
 from guarded import LONG_S, GuardedHost
 
 # Only bash's own builtins up to the message, so that a turn costs little. Each line of the log is one write.
@@ -164,20 +161,6 @@ def say_go(path: Path) -> bool:
     os.write(pipe, b"go\n")
     os.close(pipe)
     return True
-
-
-@contextmanager
-def drop_in(setting: str) -> Iterator[None]:
-    """A line for the [Service] section of hostguard.service, for as long as a test takes."""
-    file = Path(f"/run/systemd/system/{UNIT}.d/case-{secrets.token_hex(4)}.conf")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"[Service]\n{setting}\n")
-    systemctl("daemon-reload")
-    try:
-        yield
-    finally:
-        file.unlink()
-        systemctl("daemon-reload")
 
 
 def most(lines: list[Line]) -> int:

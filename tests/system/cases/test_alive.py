@@ -23,9 +23,9 @@ import httpx
 import pytest
 from bus import Bus
 from card import Card
-from guard import ROOT, UNIT, Guard, run, systemctl, wait_for
+from guard import ROOT, UNIT, Guard, drop_in, run, systemctl, wait_for
 from guarded import LONG_S
-from host import Host, drop_in
+from host import Host
 from resident_host import ResidentHost
 
 from hostguard.bus import CALL_S

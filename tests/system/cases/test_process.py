@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from guard import run
-from host import Host, drop_in
+from guard import drop_in, run
+from host import Host
 
 # Says what it is; runs as a user who can write nothing.
 LOOK = r"""#!/bin/bash
