@@ -137,14 +137,14 @@ class Api:
 
     async def turns(self, request: Request) -> Response:
         """GET /v1/turns."""
-        return JSONResponse({"turns": [views.turn(turn) for turn in self.manager.runner.live]})
+        return JSONResponse({"turns": views.live_turns(self.manager)})
 
     async def turn(self, request: Request) -> Response:
         """GET /v1/turns/ID: a live turn, or what is stored of an ended one."""
         name = request.path_params["id"]
         live = self.manager.runner.live.by_id(name)
         if live is not None:
-            return JSONResponse(views.turn(live))
+            return JSONResponse(views.turn(self.manager, live))
         row = await control.read(self.manager, lambda db: deliveries.by_turn(db, name))
         if row is None:
             raise unknown("turn", name, "hostguard turns lists the live ones")

@@ -133,14 +133,14 @@ class Backlog:
             return True
         return ids[-1] == id_ or id_ in ids if isinstance(ids, deque) else ids == id_
 
-    def first(self, mind: str) -> int | None:
-        """The mind's oldest due row."""
+    def first(self, mind: str) -> Row | None:
+        """The mind's oldest due row. The row stays."""
         rows = self._minds.get(mind)
         if rows is None:
             return None
-        head = rows.head(())
-        firsts = [rows.first(session) for session in rows.parked]
-        return min([f for f in (head and head[0], *firsts) if f is not None], default=None)
+        parked = [(id_, session) for session in rows.parked if (id_ := rows.first(session)) is not None]
+        id_, session = min([*filter(None, [rows.head(())]), *parked], default=(None, ""))
+        return None if id_ is None else Row(id_, mind, session, 0, self._kind(id_))
 
     def load(self, rows: Iterable[tuple[int, str, str, int]], now: int) -> None:
         """Add many (id, mind, session, not_before) in order of id, at start.
@@ -275,9 +275,11 @@ class Backlog:
                 heapreplace(self._order, (head[0], name))
                 mind.listed = head[0]
             else:
-                kind = Kind.RUN if id_ in self._runs else Kind.MESSAGE
-                return Row(id_, name, head[1], 0, kind)
+                return Row(id_, name, head[1], 0, self._kind(id_))
         return None
+
+    def _kind(self, id_: int) -> Kind:
+        return Kind.RUN if id_ in self._runs else Kind.MESSAGE
 
     def first_in(self, mind: str, session: str) -> Row | None:
         """The session's first due row, whether or not it could start. The row stays."""

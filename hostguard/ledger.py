@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ class Ledger:
         self.loaded = 0  # rows up to this id were queued before the guard was started
         self.floor = 0  # ids up to this one belong to turns of a database that is gone
         self.history_rows = 0
+        self.written: Counter[str] = Counter()  # bytes, by mind, of turns that ended since the guard's start
         self._queue = queue
         self._events = events
         self._callers = callers
@@ -116,6 +118,7 @@ class Ledger:
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
         result = turns.result(ending, turn.record, max(0, now - turn.since), waited.ms)
+        self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
             again = ending.back and self._callers.waits(row.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,14 +11,18 @@ from hostguard.clock import now_ms
 from hostguard.enforce import Verdict
 from hostguard.live import Phase, Turn
 from hostguard.manager import Manager
-from hostguard.model import Delivery, Hold, Mind, MindView, Reason, State
+from hostguard.model import Delivery, Hold, Mind, MindView, Reason, Row, State
 from hostguard.policy import sleep_key
 from hostguard.pressure import Level
-from hostguard.samples import Sample, ran_backwards, took
-from hostguard.sampling import boottime
 from hostguard.units import turn_unit
+from hostguard.usage import Usage, of_scope
+from hostguard.views_pressure import pressed
 
 Json = dict[str, Any]
+
+# Each takes some 0.1 ms of the event loop's, in which all else waits.
+USAGES = 64
+NOTHING = Usage(None, None, None, None)
 
 
 def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> Json:
@@ -104,8 +107,14 @@ def _sentence(manager: Manager, hold: Hold) -> str:
     return text.format(blocker=hold.blocker, level=state.level, evidence=state.evidence)
 
 
-def turn(live: Turn) -> Json:
+def live_turns(manager: Manager) -> list[Json]:
+    """Every live turn, oldest first; what it has used is read for USAGES of them only."""
+    return [turn(manager, live, at < USAGES) for at, live in enumerate(manager.runner.live)]
+
+
+def turn(manager: Manager, live: Turn, with_usage: bool = True) -> Json:
     """One live turn."""
+    used = _usage(manager, live) if with_usage else NOTHING
     return {
         "id": live.live.id,
         "unit": live.live.unit,
@@ -117,7 +126,13 @@ def turn(live: Turn) -> Json:
         "state": live.phase,
         "stopping": live.stopped,
         "description": live.description,
+        **asdict(used),
     }
+
+
+def _usage(manager: Manager, live: Turn) -> Usage:
+    cgroup = manager.runner.cgroup(live.live.unit, live.live.mind)
+    return of_scope(cgroup, manager.watcher.device.name)
 
 
 def ended_turn(row: Delivery) -> Json:
@@ -150,7 +165,7 @@ def mind(manager: Manager, name: str) -> Json:
     view = manager.view(name)
     held = manager.backlog.count(name)
     first = manager.backlog.first(name)
-    since = manager.ledger.held_since(first)
+    hold = _first_hold(manager, first)
     batching, gated = manager.kept(name)
     sleep = "asleep" if view.asleep else "falls_asleep" if manager.policy.sleepy(name) else "awake"
     return {
@@ -168,12 +183,24 @@ def mind(manager: Manager, name: str) -> Json:
         "batching": batching,
         "gated": gated,
         "held": held,
-        "oldest_wait_ms": now_ms() - since if since is not None else None,
+        "hold": hold,
+        "oldest_wait_ms": now_ms() - hold["since"] if hold and hold["since"] else None,
+        "write_bytes": manager.ledger.written[name],
         "command": list(mind.command) if mind else [],
         "user": mind.user if mind else None,
         "url": mind.url if mind else None,
         "unit": mind.unit if mind else None,
     }
+
+
+def _first_hold(manager: Manager, row: Row | None) -> Json | None:
+    """Why a mind's first row waits. `since` is None if that began before the guard was started."""
+    hold = manager.verdict(row) if row is not None else None
+    if row is None or hold is None:
+        return None
+    since = manager.ledger.held_since(row.id)
+    told = {"delivery": row.id, "session": row.session}
+    return told | {"reason": hold.reason, "blocker": hold.blocker, "since": since}
 
 
 def _mind_state(mind: Mind | None, view: MindView) -> str:
@@ -197,7 +224,7 @@ def status(
     enforcement: list[Verdict],
 ) -> Json:
     """The whole guard on one page."""
-    watcher, trouble = manager.watcher, manager.queue.trouble
+    trouble = manager.queue.trouble
     if trouble is not None:
         text = (
             f"{manager.queue.path} cannot be written to: {trouble}; nothing is accepted or started meanwhile"
@@ -214,17 +241,13 @@ def status(
         "turns": len(manager.runner.live),
         "cap": manager.policy.global_cap(),
         "effective_cap": effective_cap(manager),
-        "pressure": {
-            "level": watcher.state.level,
-            "evidence": watcher.state.evidence,
-            "since": watcher.since_ms,
-        },
+        "pressure": pressed(manager),
         "queued": len(manager.backlog) + manager.backlog.later,
         "held": len(manager.backlog),
         "due_later": manager.backlog.later,
         "paused_minds": manager.policy.paused_minds(),
         "minds": minds(manager),
-        "live": [turn(live) for live in manager.runner.live],
+        "live": live_turns(manager),
         "device": device,
         "problems": problems,
         "enforcement": [asdict(verdict) for verdict in enforcement],
@@ -240,42 +263,17 @@ def effective_cap(manager: Manager) -> int | None:
 def pressure(manager: Manager) -> Json:
     """What the disk and the kernel say, how many turns that allows and why, and the last changes of that."""
     watcher = manager.watcher
-    state, device, sampler = watcher.state, watcher.device, watcher.sampler
-    recent = list(watcher.samples)
-    last = recent[-1] if recent else None
-    step_at = state.next_step_at
+    device, sampler = watcher.device, watcher.sampler
     return {
-        "level": state.level,
-        "since": watcher.since_ms,
-        "evidence": state.evidence,
-        "cap": state.cap,
-        "admit": state.admit,
+        **pressed(manager),
         "configured": manager.policy.global_cap(),
         "effective_cap": effective_cap(manager),
-        "next_step_in_s": max(0.0, step_at - boottime()) if step_at is not None else None,
         "psi": sampler.psi_reason,
         "disk": sampler.disk_reason,
         "device": {"node": device.node, "name": device.name, "reason": device.reason},
         "live": len(manager.runner.live),
-        "in_flight": last.disk.in_flight if last and last.disk else None,
-        **_rates(recent[-2:]),
-        "frozen": list(watcher.freezer.frozen),
-        "tightened": watcher.tightener.limit is not None,
-        "changes": [asdict(change) for change in watcher.changes],
-        "samples": [asdict(sample) for sample in recent],
+        "samples": [asdict(sample) for sample in watcher.samples],
     }
-
-
-def _rates(samples: Sequence[Sample]) -> Json:
-    """How the disk was between the last two looks: ms a request took, and how long any was in flight."""
-    before, now = samples if len(samples) == 2 else (None, None)
-    rates: Json = {"await_ms": None, "busy_percent": None}
-    if before and now and before.disk and now.disk and not ran_backwards(before.disk, now.disk):
-        busy_s, span_s = (now.disk.busy_ms - before.disk.busy_ms) / 1000, now.at - before.at
-        # Kernels before 6.10 let busy_ms jump (facts.md).
-        rates["busy_percent"] = round(100 * min(busy_s / span_s, 1)) if span_s > 0 else None
-        rates["await_ms"] = round(took(before.disk, now.disk) * 1000, 1)
-    return rates
 
 
 def status_line(manager: Manager) -> str:
