@@ -124,7 +124,7 @@ class Daemon:
 
         server = make_server(make_app(self))
         serving = asyncio.create_task(server.serve(sockets=[listener or listen(paths.SOCKET)]))
-        await self.endpoint.start(config)
+        await self.endpoint.start(config.events_listen)
         await self._lock_memory()
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         stopping = asyncio.create_task(self._stop.wait())
@@ -166,7 +166,7 @@ class Daemon:
             await self._look_at_device(config)
             self.manager.watcher.use(self.device)
             self._follow_units(config)
-            await self.endpoint.reload(config)
+            await self.endpoint.reload(config.events_listen)
             await self.kept.reload(config)
             await self.scheduler.reload()
             self.events.emit(

@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import socket
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -26,9 +25,9 @@ from starlette.routing import Route
 
 from hostguard import intake
 from hostguard.clock import now_ms
+from hostguard.listener import Listener
 from hostguard.model import Config
 from hostguard.problems import Problem, bad_request, not_allowed, unavailable, unknown
-from hostguard.server import LoopbackProtocol, Server, handed_over, listen_tcp, make_server
 from hostguard.web import EXCEPTION_HANDLERS, body_max, json_object
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 
 EVENT_MAX = 1 << 20  # bytes; events are not stored, so only their type and session matter
 BODY_S = 5.0  # for a body on loopback
-RETRY_S = 5.0  # after an address that could not be had
 FD_NAME = "minds"  # of the socket, while the service manager keeps it
 TOLD_S = 60.0  # a stranger must not fill the journal
 # Fields of a message: volute.md. What a newer daemon sends beside them is left out.
@@ -57,83 +55,24 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
-class Endpoint:
-    """Serves the endpoint while `events.listen` is configured. `problem` says why it does not.
+class Endpoint(Listener):
+    """The endpoint on loopback TCP, while `events.listen` is configured.
 
-    The service manager keeps the socket while the guard restarts: a mind tries its `done` for 1.5 s only, and
-    one that is not heard costs its slot until the turn is idle.
+    Its socket is kept over a restart: a mind tries its `done` for 1.5 s only, and one that is not heard costs
+    its slot until the turn is idle.
     """
 
     def __init__(self, manager: Manager, acceptor: Acceptor, notifier: Notifier) -> None:
-        self._notifier = notifier
-        self.problem: str | None = None
         minds = _Minds(manager, acceptor)
-        self._app = Starlette(
+        app = Starlette(
             routes=[
                 Route("/api/minds/{name}/events", minds.events, methods=["POST"]),
                 Route("/api/minds/{name}/message", minds.message, methods=["POST"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )
-        self._address: tuple[str, int] | None = None
-        self._server: Server | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._retry: asyncio.TimerHandle | None = None
-
-    async def start(self, config: Config) -> None:
-        """Serve where the configuration says. An address that cannot be had is tried again and again."""
-        self._address = config.events_listen
-        kept = handed_over(FD_NAME)
-        if kept is None:
-            self._open()
-        elif kept.getsockname()[:2] == self._address:
-            self._serve(kept)
-        else:
-            kept.close()
-            self._notifier.forget(FD_NAME)
-            self._open()
-
-    async def reload(self, config: Config) -> None:
-        """Serve where the configuration says now; connections stay if that is the same."""
-        if config.events_listen != self._address:
-            await self.close()
-            self._notifier.forget(FD_NAME)
-            self._address = config.events_listen
-            self._open()
-
-    async def close(self) -> None:
-        """Stop serving."""
-        self._address, self.problem = None, None
-        if self._retry is not None:
-            self._retry.cancel()
-        if self._server is not None and self._serving is not None:
-            self._server.end()
-            await asyncio.wait([self._serving])
-        self._server = self._serving = None
-
-    def _open(self) -> None:
-        if self._address is None:
-            return
-        host, port = self._address
-        try:
-            sock = listen_tcp(self._address)
-        except OSError as error:
-            if self.problem is None:
-                self.problem = (
-                    f"the minds' endpoint cannot listen on {host} port {port}: {error.strerror}; what minds"
-                    " tell is lost. Free the port, or set events.listen to another one"
-                )
-                log.error("%s", self.problem)
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._open)
-            return
-        self._notifier.keep(FD_NAME, sock)
-        self._serve(sock)
-
-    def _serve(self, sock: socket.socket) -> None:
-        self.problem = None
-        self._server = make_server(self._app, LoopbackProtocol)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[sock]))
-        log.info("the minds' endpoint listens on %s port %d", *sock.getsockname()[:2])
+        what, loss = "the minds' endpoint", "what minds tell is lost"
+        super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
 
 
 class _Minds:

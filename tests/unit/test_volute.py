@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hostguard import server, volute
+from hostguard import listener, server, volute
 from hostguard.model import Config, Mind
 from hostguard.notify import Notifier
 from hostguard.policy import Policy
@@ -105,7 +105,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
         heard, accepting = Heard(), Accepting()
         manager: Any = SimpleNamespace(policy=policy, residents=heard)
         endpoint = volute.Endpoint(manager, accepting, NOTIFIER)  # type: ignore[arg-type]
-        await endpoint.start(config)
+        await endpoint.start(config.events_listen)
         try:
             base = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=base, timeout=10, trust_env=False) as client:
@@ -355,15 +355,15 @@ def test_size_and_queue_limits_of_messages():
 
 def test_it_is_off_until_configured_and_follows_the_configuration():
     async def work(host):
-        await host.endpoint.reload(Config())
+        await host.endpoint.reload(None)
         with pytest.raises(httpx.ConnectError):
             await host.event({"type": "x"})
         with socket.create_server(("127.0.0.1", host.port)):
-            await host.endpoint.reload(host.config)
+            await host.endpoint.reload(host.config.events_listen)
             assert f"port {host.port}: Address already in use" in str(host.endpoint.problem)
-        await host.endpoint.reload(Config())
+        await host.endpoint.reload(None)
         assert host.endpoint.problem is None
-        await host.endpoint.reload(host.config)
+        await host.endpoint.reload(host.config.events_listen)
         assert await host.event({"type": "x"}) == 200
 
     on_host(work)
@@ -371,10 +371,10 @@ def test_it_is_off_until_configured_and_follows_the_configuration():
 
 def test_a_port_that_is_taken_is_tried_again(caplog):
     async def work(host):
-        await host.endpoint.reload(Config())
+        await host.endpoint.reload(None)
         with socket.create_server(("127.0.0.1", host.port)):
-            await host.endpoint.reload(host.config)
-        await asyncio.sleep(volute.RETRY_S + 0.5)
+            await host.endpoint.reload(host.config.events_listen)
+        await asyncio.sleep(listener.RETRY_S + 0.5)
         assert host.endpoint.problem is None
         assert await host.event({"type": "x"}) == 200
 
