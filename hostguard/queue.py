@@ -8,6 +8,7 @@ durable (fsync) before its caller is told, unless it says that it need not be.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import queue as stdqueue
@@ -32,7 +33,8 @@ RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 CHECK_MAX = 16 << 20
 # The card is full, read-only or gone; https://sqlite.org/rescode.html
 NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
-FULL = 64 << 10  # bytes; SQLite takes this much to open a file
+# Bytes; with less room the card is full: SQLite takes this much to open a file, a turn's end hardly more.
+ROOM = 64 << 10
 BUSY_MS = 2000  # another process (sqlite3 by hand) may hold the file this long
 
 
@@ -77,7 +79,7 @@ class Queue:
         self.path = path
         self.notice: str | None = None  # what a person must know about the file
         self.on_damage: Callable[[str], None] = log.critical
-        # Why the file takes no writes, until it takes one: it is tried again every RETRY_S.
+        # Why the file takes no writes, until it takes ROOM bytes: it is tried again every RETRY_S.
         self.trouble: str | None = None
         self.on_trouble: Callable[[], None] = lambda: None  # told on the loop when `trouble` comes or goes
         self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
@@ -159,6 +161,8 @@ class Queue:
                     else:
                         done.append((write, None, alone))
             self._resolve(done)
+            if batch and self.trouble is not None and not failed:
+                failed = isinstance(self._try_commit([]), Exception)
             if not failed:
                 self._set_trouble(None)
             if kept and stop:
@@ -209,10 +213,13 @@ class Queue:
             return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
+        """With nothing to write, see whether there is room: a full card takes what fits into the last block."""
+        if not batch:
+            self._db.execute("REPLACE INTO settings VALUES ('room', ?)", (json.dumps(" " * ROOM),))
+            self._db.execute("DELETE FROM settings WHERE name = 'room'")
+            return []
         done: list[Done] = []
         self._db.execute("BEGIN IMMEDIATE")
-        if not batch:
-            self._db.execute(f"PRAGMA user_version={SCHEMA}")  # as it is; but a page is written
         for write in batch:
             try:
                 done.append((write, write.op(self._db), None))
@@ -334,7 +341,7 @@ def _explained(error: Exception, path: Path) -> str:
         disk = os.statvfs(path.parent)
         if disk.f_flag & os.ST_RDONLY:
             return f"{error} (its file system is read-only)"
-        if disk.f_bavail * disk.f_frsize < FULL:
+        if disk.f_bavail * disk.f_frsize < ROOM:
             return f"{error} (its file system is full)"
     return str(error)
 

@@ -10,7 +10,7 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
-from hostguard.queue import BUSY_MS, RETRY_S, Locked, Unavailable
+from hostguard.queue import BUSY_MS, RETRY_S, ROOM, Locked, Unavailable
 
 
 def damage(path):
@@ -146,6 +146,31 @@ def test_trouble_lasts_until_the_file_takes_a_write_and_is_said_once(tmp_path, c
         said = [record.getMessage() for record in caplog.records]
         assert ["cannot write" in line for line in said] == [True, False]
         await asyncio.sleep(0)
+
+    on_queue(tmp_path, work)
+
+
+def test_trouble_lasts_while_only_small_writes_fit(tmp_path):
+    """What ends would not fit, and to start and hold by turns would run what waits before they are stored."""
+
+    async def work(queue):
+        told = []
+        queue.on_trouble = lambda: told.append(queue.trouble)
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        left = (tmp_path / "queue.db-wal").stat().st_size + ROOM // 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (left, limit[1]))
+        with pytest.raises(Unavailable):
+            await put(queue, message(body=b"x" * 2 * ROOM))
+        await put(queue, message("small"))
+        await asyncio.sleep(2.5 * RETRY_S)
+        await put(queue, message("small"))
+        assert told == [queue.trouble] != [None]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        await put(queue, message("small"))
+        await asyncio.sleep(0.1)
+        assert told[1:] == [None]
+        assert await queue.read(deliveries.settings) == {}, "what was written to see if there is room"
 
     on_queue(tmp_path, work)
 
