@@ -213,7 +213,7 @@ class Queue:
             return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
-        """With nothing to write, see whether there is room: a full card takes what fits into the last block."""
+        """With nothing to write, see if there is room: a full card takes what fits into the last block."""
         if not batch:
             self._db.execute("REPLACE INTO settings VALUES ('room', ?)", (json.dumps(" " * ROOM),))
             self._db.execute("DELETE FROM settings WHERE name = 'room'")
