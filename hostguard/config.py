@@ -249,12 +249,16 @@ def _build(values: dict[str, Any], reading: _Reading) -> Config:
                 reading.refuse(("channels", name, "minds"), f"no mind {quoted(mind)} is configured.{hint}")
         if ("channels", name, "minds") not in reading.origin:
             reading.refuse(("channels", name), "minds is missing: a list of names of configured minds")
-    limits = values.get("limits", {})
+    limits, web = values.get("limits", {}), values.get("web", {})
+    if (events := values.get("events", {}).get("listen")) and events == web.get("listen"):
+        reading.refuse(("web", "listen"), "that is where the minds' endpoint listens (events.listen)")
     most = limits.get("payload_max", Config().payload_max)
     return Config(
         **limits,
         schedules=_schedules(values.get("schedules", {}), minds, most, reading),
         events_listen=values.get("events", {}).get("listen"),
+        web_listen=web.get("listen"),
+        web_token=web.get("token"),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
         pressure=_pressure(values.get("pressure", {}), reading),

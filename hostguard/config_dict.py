@@ -34,6 +34,7 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
         "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
         "schedules": {name: _schedule_dict(schedule) for name, schedule in config.schedules.items()},
         "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
+        "web": _web_dict(config, secrets),
     }
 
 
@@ -85,6 +86,14 @@ def _schedule_dict(schedule: Schedule) -> dict[str, Any]:
     if schedule.at is not None:
         shown["at"] = datetime.fromtimestamp(schedule.at / 1000, UTC).isoformat()
     return {name: value for name, value in shown.items() if value not in ("", None)}
+
+
+def _web_dict(config: Config, secrets: bool) -> dict[str, Any]:
+    shown = {
+        "listen": _address(config.web_listen) if config.web_listen else None,
+        "token": (f"sha256:{config.web_token}" if secrets else HIDDEN) if config.web_token else None,
+    }
+    return {key: value for key, value in shown.items() if value}
 
 
 def _address(listen: tuple[str, int]) -> str:

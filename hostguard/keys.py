@@ -369,6 +369,8 @@ KEYS: dict[str, Key] = {
     "minds.*.concurrent_turns": _COUNT,
     **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
     "events.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4200"'),
+    "web.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4300"'),
+    "web.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of a token\'s SHA-256', secret=True),
     **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
     "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
 }

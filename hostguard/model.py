@@ -164,6 +164,8 @@ class Config:
     channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "#name" -> minds
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     events_listen: tuple[str, int] | None = None  # loopback address and port of the minds' endpoint
+    web_listen: tuple[str, int] | None = None  # and of the pages and metrics for people and their tools
+    web_token: str | None = None  # SHA-256, hex, of the token to act there; None: they are only to be read
     sources: tuple[str, ...] = ()
 
 

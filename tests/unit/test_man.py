@@ -169,6 +169,8 @@ def test_the_page_tells_the_default(key: str) -> None:
         default: Any = Config().device_path
     elif key == "events.listen":
         default = Config().events_listen
+    elif table == "web":
+        default = getattr(Config(), f"web_{name}")
     elif table == "minds.*.turn":
         return  # those of [turn]
     else:
