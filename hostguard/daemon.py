@@ -36,6 +36,7 @@ from hostguard.server import listen, make_server
 from hostguard.sleeper import Sleeper
 from hostguard.standby import Stopped, open_queue
 from hostguard.volute import Endpoint
+from hostguard.web_endpoint import WebEndpoint
 
 log = logging.getLogger("hostguard")
 
@@ -77,6 +78,7 @@ class Daemon:
         self.manager.runner.on_scope = self.readback.look
         self.manager.watcher.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
+        self.web = WebEndpoint([])
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()
@@ -125,6 +127,7 @@ class Daemon:
         server = make_server(make_app(self))
         serving = asyncio.create_task(server.serve(sockets=[listener or listen(paths.SOCKET)]))
         await self.endpoint.start(config.events_listen)
+        await self.web.start(config.web_listen)
         await self._lock_memory()
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         stopping = asyncio.create_task(self._stop.wait())
@@ -139,6 +142,7 @@ class Daemon:
         await self.kept.close()
         server.end()
         await self.endpoint.close()
+        await self.web.close()
         await asyncio.wait([serving], timeout=SETTLE_S)
         await self.manager.residents.close()
         await self.manager.settled(SETTLE_S)
@@ -167,6 +171,7 @@ class Daemon:
             self.manager.watcher.use(self.device)
             self._follow_units(config)
             await self.endpoint.reload(config.events_listen)
+            await self.web.reload(config.web_listen)
             await self.kept.reload(config)
             await self.scheduler.reload()
             self.events.emit(
@@ -195,6 +200,8 @@ class Daemon:
         problems = list(self._problems)
         if self.endpoint.problem is not None:
             problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
+        if self.web.problem is not None:
+            problems.append({"code": "web_endpoint", "text": self.web.problem})
         enforcement = self.readback.verdicts
         return views.status(self.manager, self.started_at, os.getpid(), device, problems, enforcement)
 

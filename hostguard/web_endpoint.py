@@ -1,8 +1,8 @@
 """The web endpoint on loopback TCP, for people and their tools; off until configured.
 
 Any page that a browser of this host shows can send requests here. Two things keep it out:
-- Host names loopback. A name of somebody else's that was made to resolve to 127.0.0.1 (DNS rebinding) does not.
-- Origin, if there is one, is the endpoint's own. What acts needs a token besides, which no browser adds by itself.
+- Host names loopback. A name of somebody else's that was made to resolve to it (DNS rebinding) does not.
+- Origin, if there is one, is the endpoint's own. What acts needs a token besides, which no browser adds.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class OwnOrigin:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request, as ASGI has it."""
+
         async def marked(message: Any) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
