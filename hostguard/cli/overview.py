@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from time import time
+
 from hostguard import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
+from hostguard.cli.news import Line, news
 from hostguard.cli.show import as_json as as_json_text
-from hostguard.cli.show import clock, fields, safe, terminal_width
-from hostguard.cli.tables import mind_table, turn_table
+from hostguard.cli.show import colours, cut, safe, terminal_size
+from hostguard.cli.tables import minds_waiting, turn_table, turns_used
+
+TABLE_MIN = 3  # rows of a table that are shown however low the screen is
+MARKS = ("  ", "! ", "!!")  # by how bad a line is: it is seen without colour, too
+COLOURS = ("", "33", "1;31")  # yellow, and bold red: ECMA-48, SGR
+QUIET = ("idle", "asleep")
 
 FIRST_STEPS = """No mind is configured yet. What to do next:
   hostguard setup                # limits that suit this host
@@ -60,52 +68,51 @@ def _print(status: Any, as_json: bool) -> None:
     if as_json:
         print(as_json_text(status))
         return
-    width = terminal_width()
-    print(fields(_pairs(status)))
-    for problem in status.get("problems", []):
-        print(f"Problem: {safe(problem['text'])}")
+    width, height = terminal_size()
+    print(screen(status, round(time() * 1000), width, height, colours()))
+
+
+def screen(status: Any, now: int, width: int | None, height: int | None, colour: bool) -> str:
+    """All of it, in lines of at most `width` columns, and not more than `height` of them if that can be.
+
+    `now` is ms since the epoch; None: any number.
+    """
+    lines = [_line(one, width, colour) for one in news(status, now)]
+    room = None if height is None else height - 1 - len(lines)
+    live = status["live"]
+    if live:
+        shown = live if room is None else live[: max(TABLE_MIN, (room - 4) // 2)]
+        in_full = turn_table if status["state"] == "not_running" else turns_used
+        lines += ["", *in_full(shown, width).splitlines()]
+        if len(shown) < len(live):
+            lines.append(_fit(f"and {len(live) - len(shown)} more: hostguard turns", width))
     if status.get("minds"):
-        print("\n" + mind_table(status["minds"], width))
+        room = None if height is None else height - 1 - len(lines) - 3
+        lines += ["", *_minds(status, width, room)]
     elif "minds" in status:
-        print("\n" + FIRST_STEPS)
-    if status["live"]:
-        print("\n" + turn_table(status["live"], width))
+        lines += ["", *FIRST_STEPS.splitlines()]
+    return "\n".join(lines)
 
 
-def _pairs(status: Any) -> list[tuple[str, object]]:
-    if status["state"] == "not_running":
-        return [("State", "the daemon is not running"), ("Live turns", status["turns"])]
-    device = status.get("device") or {}
-    node = device.get("node") or device.get("reason") or "none"
-    return [
-        ("State", status["state"]),
-        ("Version", status["version"]),
-        ("Process", status["pid"]),
-        ("Started", clock(status["started_at"])),
-        ("Live turns", f"{status['turns']}, cap {_cap(status)}"),
-        ("Queued", f"{status['queued']}, {status['held']} held, {status['due_later']} due later"),
-        ("Device", node),
-        *_pressed(status.get("pressure")),
-        *_weak(status.get("enforcement", [])),
-    ]
+def _fit(text: str, width: int | None) -> str:
+    return text if width is None else cut(text, width)
 
 
-def _pressed(pressure: Any) -> list[tuple[str, object]]:
-    """How the disk is, unless it is calm."""
-    if pressure is None or pressure["level"] == "calm":
-        return []
-    told = f"{pressure['level']} since {clock(pressure['since'])}: {pressure['evidence']}"
-    return [("Pressure", f"{told} (hostguard pressure)")]
+def _line(line: Line, width: int | None, colour: bool) -> str:
+    bad, about, said = line
+    text = _fit(f"{MARKS[bad]} {about:<9}{safe(said)}", width)
+    return f"\x1b[{COLOURS[bad]}m{text}\x1b[m" if colour and bad else text
 
 
-def _weak(enforcement: Any) -> list[tuple[str, object]]:
-    """Configured limits that the kernel does not apply, or not wholly."""
-    words = {"partial": "in part", "inert": "not at all"}
-    weak = [f"{item['limit']} {words[item['label']]}" for item in enforcement if item["label"] in words]
-    return [("Enforced", f"{', '.join(weak)} (hostguard doctor)")] if weak else []
-
-
-def _cap(status: Any) -> str:
-    cap, effective = status["cap"], status["effective_cap"]
-    text = "unlimited" if cap is None else str(cap)
-    return text if effective in (None, cap) else f"{effective} now, under pressure ({text} configured)"
+def _minds(status: Any, width: int | None, room: int | None) -> list[str]:
+    """Those that do something or wait, the longest first, as far as there is room; the rest by name."""
+    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
+    busy.sort(key=lambda mind: (not mind["held"], -(mind.get("oldest_wait_ms") or 0)))
+    shown = busy if room is None else busy[: max(TABLE_MIN, room)]
+    lines = minds_waiting(status, shown, width).splitlines() if shown else []
+    if len(shown) < len(busy):
+        lines.append(_fit(f"and {len(busy) - len(shown)} more: hostguard minds", width))
+    rest = [mind["name"] for mind in status["minds"] if mind not in busy]
+    if rest:
+        lines.append(_fit(f"idle or asleep: {safe(', '.join(rest))}", width))
+    return lines

@@ -7,6 +7,7 @@ the writing direction is shown escaped.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import unicodedata
@@ -75,11 +76,23 @@ def fields(pairs: Iterable[tuple[str, object]]) -> str:
 
 def terminal_width() -> int | None:
     """Columns of the terminal, or None if stdout is none: a pipe gets whole values."""
+    return terminal_size()[0]
+
+
+def terminal_size() -> tuple[int | None, int | None]:
+    """Columns and lines of the terminal, or None for both if stdout is none."""
     if not sys.stdout.isatty():
-        return None
+        return None, None
     from shutil import get_terminal_size
 
-    return get_terminal_size().columns
+    return get_terminal_size()
+
+
+def colours() -> bool:
+    """Whether stdout is a terminal that has colours, and the user wants them (https://no-color.org)."""
+    term = os.environ.get("TERM", "dumb")
+    plain = term in ("", "dumb") or term.startswith("vt")  # DEC's terminals of that name are monochrome
+    return sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
 
 
 def duration(seconds: float) -> str:

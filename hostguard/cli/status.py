@@ -13,6 +13,7 @@ from hostguard.cli.common import json_option
 def command(as_json: bool) -> int:
     """Show how the host, its minds and its turns are.
 
+    What is wrong comes first, the worst at the top; then what waits and why, what runs, and who writes most.
     Without the daemon it shows the live turns straight from systemd, and exits with 3.
 
     \b

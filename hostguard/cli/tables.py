@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from time import time
 
-from hostguard.cli.show import clock, duration, ms, table
+from hostguard.cli.news import waits, why
+from hostguard.cli.show import clock, duration, ms, size, table
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:
@@ -50,6 +51,42 @@ def turn_table(turns: list[Any], width: int | None) -> str:
         for turn in turns
     ]
     return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "UNIT", "DESCRIPTION"), rows, width)
+
+
+def turns_used(turns: list[Any], width: int | None) -> str:
+    """The live turns and what each has used, one a line, cut to `width` columns."""
+    now = time()
+    rows = [
+        (
+            turn.get("id") or turn["unit"],
+            turn.get("mind") or "-",
+            turn.get("session") or "-",
+            "stopping" if turn.get("stopping") else turn["state"],
+            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+            ms(turn.get("cpu_ms")),
+            size(turn.get("read_bytes")),
+            size(turn.get("write_bytes")),
+        )
+        for turn in turns
+    ]
+    return table(("TURN", "MIND", "SESSION", "STATE", "RUNS", "CPU", "READ", "WRITTEN"), rows, width)
+
+
+def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
+    """Those minds of the status, with why each waits, one a line, cut to `width` columns."""
+    now = round(time() * 1000)
+    rows = [
+        (
+            mind["name"],
+            _state(mind),
+            f"{mind['live']}/{mind['cap']}",
+            mind["held"],
+            waits(mind, status, now),
+            why(mind, status["live"]),
+        )
+        for mind in minds
+    ]
+    return table(("MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY"), rows, width)
 
 
 def _state(mind: Any) -> str:

@@ -216,7 +216,7 @@ def test_the_runtime_folder_may_go_and_come_back(host: Host) -> None:
 
 
 def test_status_shows_live_turns_and_says_that_the_daemon_is_away(host: Host) -> None:
-    assert "Live turns: 0" in host("status").stdout
+    assert "running  no turns" in host("status").stdout
     holder = host.hold_slot("a")
     for done in (host("status"), host.unprivileged("status")):
         assert done.returncode == 3

@@ -118,7 +118,7 @@ def pat() -> Iterator[Pat]:
 
 def test_from_the_first_start_to_turns(pat: Pat) -> None:
     said = pat.cli("status").stdout
-    assert "State: running" in said
+    assert "daemon   runs since" in said
     assert "hostguard mind add" in said
     drop_in = json.loads(
         pat.cli("mind", "add", "ada", "--command", "id -un", "--user", USER, "--json").stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from typing import Any
 
@@ -44,35 +43,6 @@ def test_minds_and_status_show_what_each_does(
 ) -> None:
     daemon.answer("GET /v1/minds", {"minds": [mind(**told)]})
     assert lines(daemon.run("minds")) == [shown]
-
-
-def test_status_shows_the_minds_with_their_sessions_and_since_when(daemon: StandIn) -> None:
-    now = time.time() * 1000
-    sessions = [
-        {"session": "main", "turn": "7", "since": now - 125_000},
-        {"session": None, "turn": None, "since": now - 3_600_000},
-    ]
-    told = {
-        "state": "running", "version": "1", "pid": 2, "started_at": 3, "turns": 2, "cap": 2,
-        "effective_cap": 2, "queued": 0, "held": 0, "due_later": 0, "device": {}, "live": [],
-        "minds": [mind(state="in_turn", sleep="falls_asleep", live=2, cap=2, sessions=sessions)],
-    }  # fmt: skip
-    daemon.answer("GET /v1/status", told)
-    done = daemon.run("status")
-    assert done.returncode == 0
-    assert re.search(r"^m +in_turn, falls_asleep +2/2 +main 2m \ds, - 1h +0 ", done.stdout, re.M), done.stdout
-
-
-@pytest.mark.parametrize("level", ["calm", "stalled"])
-def test_status_names_a_disk_that_is_not_calm(daemon: StandIn, level: str) -> None:
-    told = {
-        "state": "running", "version": "1", "pid": 2, "started_at": 3, "turns": 2, "cap": 4, "effective_cap": 1,
-        "queued": 0, "held": 0, "due_later": 0, "device": {}, "live": [], "minds": [],
-        "pressure": {"level": level, "since": NEW_YEAR, "evidence": "3 requests in flight"},
-    }  # fmt: skip
-    daemon.answer("GET /v1/status", told)
-    shown = f"Pressure: stalled since {SHOWN}: 3 requests in flight (hostguard pressure)"
-    assert (shown in daemon.run("status").stdout.splitlines()) == (level == "stalled")
 
 
 # -- sleep and wake

@@ -1,0 +1,205 @@
+"""What there is to tell of the guard, the worst first: for `status` and `top`. Pure."""
+
+from __future__ import annotations
+
+from hostguard.cli.show import clock, duration, size
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+INFO, WARN, BAD = range(3)
+Line = tuple[int, str, str]  # how bad it is, what it is about, and a sentence that is not `safe` yet
+TROUBLE_MS = 3_600_000  # for an hour one is told that there was trouble
+
+WHY = {
+    "paused": "all are paused: hostguard resume",
+    "mind_paused": "paused: hostguard resume {mind}",
+    "asleep": "asleep: hostguard wake {mind}",
+    "caller_away": "its hostguard run went away",
+    "unknown_mind": "not configured",
+    "session_busy": "its session has a turn",
+    "mind_busy": "its own cap is reached",
+    "global_cap": "the global cap is reached",
+    "pressure": "the disk bears no more",
+    "mind_down": "its server is down",
+    "no_systemd": "systemd does not answer",
+    "no_writes": "the disk takes no writes",
+}
+WEAK = {"partial": "in part", "inert": "not at all"}
+
+
+def news(status: Any, now: int) -> list[Line]:
+    """A line for each thing; `status` as GET /v1/status has it, `now` in ms since the epoch."""
+    if status["state"] == "not_running":
+        return [(BAD, "daemon", "is not running"), (INFO, "running", _turns(status))]
+    lines = [
+        *_broken(status),
+        *_disk(status, now),
+        *_acted(status, now),
+        *_paused(status),
+        *_weak(status),
+        (INFO, "waiting", _waiting(status, now)),
+        (INFO, "running", _turns(status)),
+        *_written(status),
+        (INFO, "daemon", _daemon(status)),
+    ]
+    return sorted(lines, key=lambda line: -line[0])
+
+
+def why(mind: Any, live: list[Any]) -> str:
+    """Why the first delivery of a mind waits, and behind what; "" if none does."""
+    hold = mind.get("hold")
+    if not hold:
+        return ""
+    text = WHY.get(hold["reason"], hold["reason"]).format(mind=mind["name"])
+    turn = next((turn for turn in live if turn["unit"] == hold["blocker"]), None)
+    if turn is not None:
+        return f"{text}, behind {turn['id'] or turn['unit']} of {turn['mind']}"
+    return f"{text}: {hold['blocker']}" if hold["reason"] == "mind_down" else text
+
+
+def waits(mind: Any, status: Any, now: int) -> str:
+    """How long the first delivery of a mind waits; "" if none does."""
+    hold = mind.get("hold")
+    if not hold:
+        return ""
+    if hold["since"] is None:
+        return f">{duration(max(0, now - status['started_at']) / 1000)}"
+    return duration(max(0, now - hold["since"]) / 1000)
+
+
+def written(status: Any) -> dict[str, int]:
+    """Bytes by mind, of the live turns and of those that ended since the guard's start; most first."""
+    by_mind = {mind["name"]: mind.get("write_bytes") or 0 for mind in status.get("minds", [])}
+    for turn in status["live"]:
+        by_mind[turn["mind"]] = by_mind.get(turn["mind"], 0) + (turn.get("write_bytes") or 0)
+    return dict(sorted(by_mind.items(), key=lambda item: -item[1]))
+
+
+def allowed(status: Any) -> str:
+    """The cap, and what pressure makes of it."""
+    cap, effective = status["cap"], status["effective_cap"]
+    text = "no cap" if cap is None else f"cap {cap}"
+    return text if effective in (None, cap) else f"cap {effective} now, under pressure ({text} configured)"
+
+
+def _broken(status: Any) -> Iterator[Line]:
+    if status["state"] == "no_systemd":
+        yield BAD, "systemd", "does not answer: nothing is started until it does, running turns go on"
+    for problem in status.get("problems", []):
+        yield BAD, "problem", problem["text"]
+
+
+def _disk(status: Any, now: int) -> Iterator[Line]:
+    pressure = status.get("pressure")
+    if pressure is None:
+        return
+    level, evidence = pressure["level"], pressure["evidence"]
+    if level == "calm":
+        yield INFO, "disk", f"calm: {evidence}"
+    else:
+        yield (
+            BAD if level == "stalled" else WARN,
+            "disk",
+            f"{level} for {_ago(pressure['since'], now)}: {evidence}",
+        )
+
+
+def _acted(status: Any, now: int) -> Iterator[Line]:
+    """What the guard does for the disk's sake, or did within TROUBLE_MS."""
+    pressure = status.get("pressure") or {}
+    if pressure.get("frozen"):
+        yield WARN, "guard", f"keeps frozen for a moment: {', '.join(pressure['frozen'])}"
+    if pressure.get("tightened"):
+        yield WARN, "guard", "lets all turns write more slowly"
+    episode = _last_trouble(pressure.get("changes", []))
+    if pressure.get("cap") is not None:
+        cap, step = status["cap"], pressure.get("next_step_in_s")
+        before = "any number" if cap is None else cap
+        since = f" for {_ago(episode[0]['at'], now)}" if episode else ""
+        more = (
+            f"one more in {duration(step)} if it stays calm" if step is not None else "more once it is calm"
+        )
+        yield (
+            WARN,
+            "guard",
+            f"has let {status['effective_cap']} run at once instead of {before}{since}; {more}",
+        )
+    elif episode and pressure["level"] == "calm" and now - episode[0]["at"] < TROUBLE_MS:
+        begun, lasted = _ago(episode[0]["at"], now), _ago(episode[0]["at"], episode[-1]["at"])
+        caps = [one["cap"] for one in episode if one["cap"] is not None]
+        did = f"let {min(caps)} run at once" if caps else "changed nothing"
+        yield INFO, "guard", f"{did} {begun} ago, for {lasted}: the disk was {_worst(episode)}"
+
+
+def _last_trouble(changes: list[Any]) -> list[Any]:
+    """The changes from the last time that it was calm and nothing was limited, to the next such, or now."""
+    last: list[Any] = []
+    over = True
+    for change in changes:
+        fine = change["level"] == "calm" and change["cap"] is None
+        if not fine and over:
+            last = []
+        if not fine or not over:
+            last.append(change)
+        over = fine
+    return last
+
+
+def _worst(episode: list[Any]) -> str:
+    levels = [one["level"] for one in episode]
+    return next((level for level in ("stalled", "strained") if level in levels), "not calm")
+
+
+def _paused(status: Any) -> Iterator[Line]:
+    if status["state"] == "paused":
+        yield WARN, "paused", "all minds: hostguard resume"
+    elif status.get("paused_minds"):
+        yield WARN, "paused", ", ".join(status["paused_minds"])
+
+
+def _weak(status: Any) -> Iterator[Line]:
+    """Configured limits that the kernel does not apply, or not wholly."""
+    weak = [
+        f"{item['limit']} {WEAK[item['label']]}"
+        for item in status.get("enforcement", [])
+        if item["label"] in WEAK
+    ]
+    if weak:
+        yield WARN, "enforced", f"{', '.join(weak)} (hostguard doctor)"
+
+
+def _waiting(status: Any, now: int) -> str:
+    later = f", {status['due_later']} due later" if status["due_later"] else ""
+    if not status["held"]:
+        return f"nothing{later}"
+    minds = [mind for mind in status.get("minds", []) if mind.get("hold")]
+    if not minds:
+        return f"{status['held']}{later}"
+    first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
+    told = f"{first['name']} for {waits(first, status, now)}: {why(first, status['live'])}"
+    return f"{status['held']}{later}; the longest {told}"
+
+
+def _turns(status: Any) -> str:
+    count = f"{status['turns'] or 'no'} {'turn' if status['turns'] == 1 else 'turns'}"
+    return count if "cap" not in status else f"{count}, {allowed(status)}"
+
+
+def _written(status: Any) -> Iterator[Line]:
+    most = [(name, count) for name, count in written(status).items() if count]
+    if most:
+        told = ", ".join(f"{name} {size(count)}" for name, count in most[:3])
+        yield INFO, "written", f"most by {told}, since the daemon's start"
+
+
+def _daemon(status: Any) -> str:
+    device = status.get("device") or {}
+    disk = f"disk {device['node']}" if device.get("node") else f"no disk: {device.get('reason')}"
+    return f"runs since {clock(status['started_at'])}, version {status['version']}, {disk}"
+
+
+def _ago(since: int, now: int) -> str:
+    return duration(max(0, now - since) / 1000)
