@@ -19,6 +19,8 @@ import httpx
 from hostguard import paths
 
 ROOT = Path(__file__).parents[2]
+INSTALLED = "HOSTGUARD_TESTS_INSTALLED" in os.environ  # see suite
+CHECKOUT = Path("/checkout") if INSTALLED else ROOT  # with all its modules
 DISK = Path("/disk")  # the machine's own disk, see `guest`
 STATE = Path("/var/lib/hostguard")
 UNIT = "hostguard.service"
@@ -33,7 +35,7 @@ PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1 exec {python} -m {module} "$@"
 def install() -> None:
     """The commands on PATH and the shipped units, as the package has them; or see to the package. In a guest only."""
     assert b"container=hostguard" in Path("/proc/1/environ").read_bytes().split(b"\0"), "this is no guest"
-    if "HOSTGUARD_TESTS_INSTALLED" in os.environ:
+    if INSTALLED:
         assert paths.__file__.startswith("/usr/lib/"), paths.__file__
         systemctl("stop", UNIT, SOCKET)  # each test starts it by itself
         return

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from card import BASE
-from guard import ROOT, Guard, run, wait_for
+from guard import CHECKOUT, Guard, run, wait_for
 
-COMMAND = [str(ROOT / "packaging/quickstart"), "--size", "512K", "--stop", "0"]
+COMMAND = [str(CHECKOUT / "packaging/quickstart"), "--size", "512K", "--stop", "0"]
 
 
 def traces() -> list[str]:
