@@ -11,6 +11,7 @@ from typing import Any
 
 from hostguard.clock import now_ms
 from hostguard.journal import Journal
+from hostguard.metrics import Counts
 
 KEPT = 1000  # events in memory, for a client that comes back
 BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, not our memory
@@ -73,6 +74,7 @@ class Events:
     """One emitter, any number of readers."""
 
     def __init__(self, journal: Journal) -> None:
+        self.counts = Counts()
         self._journal = journal
         # Above all ids of an earlier run, so that a client's Last-Event-ID stays true.
         self._last = now_ms()
@@ -82,6 +84,7 @@ class Events:
     def emit(self, type_: Event, text: str, **fields: Any) -> None:
         """Tell all readers and the journal. `fields` with a value become HOSTGUARD_<NAME>."""
         given = {name: value for name, value in fields.items() if value is not None}
+        self.counts.note(type_, given)
         self._last += 1
         event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text, **given}
         self._kept.append(event)

@@ -136,8 +136,9 @@ class Ledger:
             if ending.failed:
                 wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
                 self._tell(
-                    Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason
-                )
+                    Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason,
+                    outcome=ending.outcome,
+                )  # fmt: skip
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
 

@@ -54,6 +54,7 @@ class Turn:
     waited: Waited = NOT_HELD
     max_turn: float | None = None
     stub: Stub | None = None
+    admitted: float = field(default_factory=time.monotonic)  # when the gate let it begin
     pid: int | None = None  # of a `hostguard run` that waits to be moved into the scope
     begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
     released: bool = False  # this guard let the command run

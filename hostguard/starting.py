@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
@@ -90,7 +91,7 @@ class Starter:
             manager.events.emit(
                 Event.STARTED, f"{mind.name}: turn {turn_id} started after {turn.waited.ms} ms",
                 mind=mind.name, session=delivery.session, delivery=row.id, turn=turn_id, unit=turn.live.unit,
-                waited_ms=turn.waited.ms,
+                waited_ms=turn.waited.ms, handoff_ms=round(1000 * (time.monotonic() - turn.admitted), 1),
             )  # fmt: skip
 
     async def _run(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:

@@ -25,6 +25,7 @@ VERBS = {
         "dead": "Show dead letters, try them again, or drop them",
         "logs": "Show what a turn, or a mind's turns, wrote",
         "events": "Show holds, starts, ends and changes as they happen",
+        "metrics": "Print the guard's metrics for Prometheus",
         "pressure": "Show how the disk is, how many turns that allows and why, and the last changes",
     },
     "Steer": {

@@ -229,8 +229,8 @@ def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command
 
 COMMANDS = dict(walk(cli, ""))
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
-# Their output is the command's, the journal's, a drawing, a dialogue, a trace.
-NO_DATA = {"run", "logs", "demo", "setup", "pressure record"}
+# Their output is the command's, the journal's, a drawing, a dialogue, a trace, Prometheus' format.
+NO_DATA = {"run", "logs", "demo", "setup", "pressure record", "metrics"}
 
 
 @pytest.mark.parametrize("path", LEAVES)

@@ -1,0 +1,60 @@
+"""hostguard metrics: what Prometheus reads."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from hostguard import client
+from hostguard.cli.errors import CliError
+
+MODE = 0o644  # node_exporter runs as a user of its own
+
+
+@click.command()
+@click.option(
+    "--textfile",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them to this file instead, for node_exporter.",
+)
+def command(textfile: Path | None) -> None:
+    """Print the guard's metrics for Prometheus.
+
+    With --textfile a reader finds the old file or the new one, whole. If the guard does not answer, the file
+    is removed: old numbers would look like new ones.
+
+    \b
+    Examples:
+      hostguard metrics
+      hostguard metrics --textfile /var/lib/prometheus/node-exporter/hostguard.prom
+    """
+    try:
+        with client.stream("GET", "/metrics", read_s=client.READ_S) as lines:
+            text = "".join(f"{line}\n" for line in lines)
+    except CliError:
+        if textfile is not None:
+            textfile.unlink(missing_ok=True)
+        raise
+    if textfile is None:
+        click.echo(text, nl=False)
+    else:
+        _replace(textfile, text)
+
+
+def _replace(file: Path, text: str) -> None:
+    new = file.with_name(f".{file.name}.new")  # node_exporter reads *.prom
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+    try:
+        with open(fd, "w") as stream:
+            os.fchmod(fd, MODE)  # whatever the umask
+            stream.write(text)
+        new.replace(file)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            new.unlink()
+        raise
