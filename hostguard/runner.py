@@ -101,7 +101,7 @@ class Runner:
             return False
         turn.phase = Phase.RUNNING
         asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
-        if not turn.revoked:
+        if not (turn.revoked or turn.stopped):
             try:
                 let_go(stub, turn.live.id)
                 turn.released = True
@@ -128,13 +128,13 @@ class Runner:
         self._over(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
 
     async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
-        """Bring the turn's scope up around a waiting `hostguard run`. False if it is over."""
+        """Bring the turn's scope up around a waiting `hostguard run`. False if its command is not to run."""
         turn.pid = pid
         if not await self._bring_up(turn, limits, False):
             return False
         turn.phase = Phase.RUNNING
         self.watch(turn)
-        return True
+        return not turn.stopped
 
     def watch(self, turn: Turn) -> None:
         """Follow a turn whose process is not our own stub."""
@@ -150,7 +150,8 @@ class Runner:
             await self._start_scope(unit, properties)
         except SystemdError as error:
             self._dismiss(turn)
-            self._over(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
+            failed = turns.Ending("not_started", f"systemd: {error}", failed=True)
+            self._over(turn, turns.NEVER_BEGAN if turn.stopped else failed)
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.
@@ -266,8 +267,14 @@ class Runner:
         return any(turn.pid == pid for turn in self.live)
 
     async def stop(self, turn: Turn) -> None:
-        """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost."""
+        """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost.
+
+        One that is still being started is not let run once its scope is up: a stop of the scope now would
+        either find none, or make its start a failure, which is tried again.
+        """
         turn.stopped = True
+        if turn.phase is Phase.STARTING:
+            return
         with suppress(SystemdError):  # it is gone
             await self.systemd.thaw(turn.live.unit)  # since version 255 systemd stops nothing that is frozen
         await self.systemd.stop_unit(turn.live.unit)

@@ -171,6 +171,9 @@ class Ending:
     pause_ms: int = 0  # before it is offered again
 
 
+NEVER_BEGAN = Ending("stopped", "was asked to stop before it began")
+
+
 def ending(
     record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, kind: Kind = Kind.MESSAGE
 ) -> Ending:
@@ -185,6 +188,8 @@ def ending(
     if record.not_started is not None:
         return Ending("not_started", record.not_started, failed=True)
     if not record.released:
+        if stopped:
+            return NEVER_BEGAN
         return Ending("dismissed", "the guard stopped before the command was let run", back=True)
     number = record.signal
     status = 128 + number if number is not None else record.exit

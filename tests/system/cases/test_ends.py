@@ -139,6 +139,22 @@ def test_a_turn_that_defies_its_stop(host: Host) -> None:
     host.prove(cap=1)
 
 
+@pytest.mark.parametrize("slow", ["asked", "answered"])
+def test_a_turn_that_is_stopped_while_it_is_started(host: Host, bus: Bus, slow: str) -> None:
+    """Its command is never run, and the row does not come again."""
+    host.start("ab")
+    host.done(host.send("@b"))  # all that a first start asks of the bus is asked
+    (bus.hold_asks if slow == "asked" else bus.hold_answers)()
+    row, after = host.send("@a"), host.send("@a")
+    host.wait_turns(1)
+    assert [(turn["delivery"], turn["state"]) for turn in host.turns()] == [(row, "starting")]
+    host.post(f"/v1/turns/{row}/stop")
+    bus.go()
+    ended = host.done(row, after)[0]
+    assert (ended["result"]["outcome"], ended["attempts"]) == ("stopped", 0)
+    assert row not in host.order()
+
+
 def state(unit: str) -> str:
     return run("systemctl", "show", "--value", "--property=SubState", unit).stdout.strip()
 
