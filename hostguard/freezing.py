@@ -118,17 +118,19 @@ class Freezer:
         spared = busy | self._thawed.keys()
         todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit, now, longest)
         for unit in todo.freeze:
-            self._freeze(unit, state.evidence)
+            self._freeze(unit, state.evidence, now)
         for unit in todo.thaw:
             self._thaw(unit)
 
-    def _freeze(self, unit: str, evidence: str) -> None:
+    def _freeze(self, unit: str, evidence: str, now: float) -> None:
         try:
             undo.note(paths.FROZEN, [*self.frozen, unit])
         except OSError as error:
             log.warning("%s is not frozen, as that could not be undone for certain: %s", unit, error)
             return
-        self.frozen[unit] = time.monotonic()
+        self.frozen[unit] = (
+            now  # the same for all of a tick: they are overdue together, and thawed oldest first
+        )
         self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
         task = asyncio.create_task(self._ask(unit))
         self._asking.add(task)

@@ -117,6 +117,15 @@ def test_where_nothing_can_be_frozen_it_is_not_asked_for_at_each_tick(notes):
     asyncio.run(main())
 
 
+def test_all_of_a_tick_are_overdue_at_once(notes):
+    async def main():
+        made = freezer(Systemd(), [])
+        made.follow(State(level=STALLED), 15)
+        assert (len(made.frozen), len({*made.frozen.values()})) == (3, 1)
+
+    asyncio.run(main())
+
+
 def test_what_cannot_be_noted_for_the_next_guard_is_not_frozen(notes):
     async def main():
         notes.with_suffix(".new").mkdir()
