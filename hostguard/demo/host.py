@@ -202,14 +202,17 @@ def _wait_for_daemon() -> None:
 
 
 def _end_turns() -> None:
-    try:
-        _cancel_queued()
-    finally:
-        # With their slices, which systemd would otherwise keep; this works without the daemon, too.
-        slices = [mind_slice(configured(mind)) for mind in MINDS]
-        subprocess.run(["systemctl", "stop", "--", *slices], check=True, timeout=ENDED_S)
     until = time.monotonic() + ENDED_S
-    while _cancel_queued():
+    while True:
+        try:
+            left = _cancel_queued()
+        finally:
+            # With their slices, which systemd would otherwise keep; this works without the daemon, too. Last,
+            # also of all: a turn that was being started makes its slice anew.
+            slices = [mind_slice(configured(mind)) for mind in MINDS]
+            subprocess.run(["systemctl", "stop", "--", *slices], check=True, timeout=ENDED_S)
+        if not left:
+            return
         if time.monotonic() > until:
             raise CliError("turns of the demo still run")
         time.sleep(0.1)
