@@ -97,11 +97,14 @@ class Host(GuardedHost):
         return outcomes.pop()
 
     def live(self) -> tuple[str, str]:
-        """(row, scope) of a new turn."""
+        """(row, scope) of a new turn, which is at work."""
         row = str(self.send("@slow", session="$new"))
-        wait_for(lambda: any(turn["delivery"] == int(row) for turn in self.turns()))
-        turn = next(turn for turn in self.turns() if turn["delivery"] == int(row))
-        return row, turn["unit"]
+
+        def at_work() -> list[str]:
+            return [t["unit"] for t in self.turns() if (t["delivery"], t["state"]) == (int(row), "running")]
+
+        wait_for(at_work)
+        return row, at_work()[0]
 
     def waiting(self) -> str:
         """A row that waits."""
