@@ -57,6 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item in mine]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell tests/run which tests failed."""
+    if report.failed and (failures := os.environ.get("HOSTGUARD_TESTS_FAILURES")):
+        with open(failures, "a") as file:
+            file.write(f"{report.nodeid}\n")
+
+
 @pytest.fixture(autouse=True)
 def _no_child_left() -> Iterator[None]:
     """A test that leaves a process behind fails."""
