@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from hostguard import client
+from hostguard import client, config, paths
 from hostguard.cli.common import complete_minds, complete_turns
 from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
 from hostguard.units import mind_slice
@@ -49,9 +49,9 @@ def command(what: str, follow: bool, lines: int | None) -> NoReturn:
 def matches(what: str) -> list[str]:
     """The arguments that choose a turn's or a mind's lines for journalctl."""
     if not _TURN_ID.fullmatch(what):
-        # The slice also matches turns that start later; a pattern of units does not.
-        return [f"_SYSTEMD_SLICE={mind_slice(what.removeprefix('@'))}"]
-    patterns = [f"--unit=hostguard-turn-*-{what}.scope", f"--unit=hostguard-turn-*-{what}.*.scope"]
+        return _of_mind(what.removeprefix("@"))
+    option = "--user-unit" if paths.USER else "--unit"
+    patterns = [f"{option}=hostguard-turn-*-{what}.scope", f"{option}=hostguard-turn-*-{what}.*.scope"]
     if what.startswith("x"):
         return patterns
     try:
@@ -64,4 +64,26 @@ def matches(what: str) -> list[str]:
         # A failed attempt's turn is no longer its delivery's: the journal still has it.
         client.call("GET", f"/v1/deliveries/{what.partition('.')[0]}")
         return patterns
-    return [f"--unit={turn['unit']}"] if turn.get("unit") else patterns
+    return [f"{option}={turn['unit']}"] if turn.get("unit") else patterns
+
+
+def _of_mind(name: str) -> list[str]:
+    # The slice also matches turns that start later; a pattern of units does not.
+    field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"
+    users = [f"_UID={uid}" for uid in sorted(_users(name))]
+    # Of a process that was gone before journald read its lines no slice is known (nor, with a user's manager,
+    # the unit): the name of the stream is left, see journal.stream. Anybody may give a stream that name.
+    gone = [f"SYSLOG_IDENTIFIER={name}", "_TRANSPORT=stdout", *users]
+    own = users if paths.USER else []
+    return [f"{field}={mind_slice(name)}", *own, "+", *gone]
+
+
+def _users(name: str) -> set[int]:
+    """Whose lines may be the mind's by name alone."""
+    if paths.USER:
+        return {os.getuid()}
+    try:
+        mind = config.load().minds.get(name)
+    except config.ConfigError:
+        mind = None
+    return {0, mind.uid} if mind and mind.user else {0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostguard import client
+from hostguard import client, paths
 from hostguard.cli import VERBS, show, when
 from hostguard.cli.group import cli
 from hostguard.cli.limit import parse_setting
@@ -290,6 +292,25 @@ def test_what_is_no_limit_setting_is_a_usage_error(text: str) -> None:
         parse_setting(text)
 
 
-def test_logs_of_a_mind_follow_its_slice() -> None:
-    assert matches("a-b") == matches("@a-b") == [r"_SYSTEMD_SLICE=hostguard-a\x2db.slice"]
-    assert matches("@17") == ["_SYSTEMD_SLICE=hostguard-17.slice"]
+def test_logs_of_a_mind_follow_its_slice_and_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams: of the mind's user and of root, as anybody may name a stream so."""
+    file = tmp_path / "hostguard.toml"
+    file.write_text('[minds.a-b]\ncommand = ["/bin/true"]\nuser = "nobody"\n')
+    monkeypatch.setattr(paths, "CONFIG", file)
+    monkeypatch.setattr(paths, "DROP_INS", ())
+    nobody = pwd.getpwnam("nobody").pw_uid
+    streams = ["+", "SYSLOG_IDENTIFIER=a-b", "_TRANSPORT=stdout", "_UID=0", f"_UID={nobody}"]
+    assert matches("a-b") == matches("@a-b") == [r"_SYSTEMD_SLICE=hostguard-a\x2db.slice", *streams]
+    unknown = ["+", "SYSLOG_IDENTIFIER=17", "_TRANSPORT=stdout", "_UID=0"]
+    assert matches("@17") == ["_SYSTEMD_SLICE=hostguard-17.slice", *unknown]
+
+    monkeypatch.setattr(paths, "USER", True)
+    assert matches("b") == [
+        "_SYSTEMD_USER_SLICE=hostguard-b.slice", f"_UID={os.getuid()}",
+        "+", "SYSLOG_IDENTIFIER=b", "_TRANSPORT=stdout", f"_UID={os.getuid()}",
+    ]  # fmt: skip
+    assert matches("x01234567") == [
+        "--user-unit=hostguard-turn-*-x01234567.scope", "--user-unit=hostguard-turn-*-x01234567.*.scope",
+    ]  # fmt: skip

@@ -70,18 +70,27 @@ def test_pid_1_is_slow(host: Host, bus: Bus) -> None:
 
 
 def test_the_journal_takes_nothing(host: Host) -> None:
-    """journald stopped, its queue full: turns run, and what they print waits in their own pipes."""
+    """journald stopped, its queue full: turns run, and what they print waits in their own pipes.
+
+    Once it reads that, whose it was is still known; what another user calls by the mind's name is not taken for it.
+    """
     host.start("a")
+    forge = ["setpriv", "--reuid=nobody", "--clear-groups", "systemd-cat", "-t", "a", "echo", "forged"]
     systemctl("kill", "--kill-whom=main", "--signal=STOP", "systemd-journald.service")
     try:
         with asked_all_the_time(host.guard):
             for _ in range(400):
                 host.post("/v1/pause", mind="a")
                 host.post("/v1/resume", mind="a")
-            host.done(*(host.send("@a", "echo said") for _ in range(20)))
+            rows = [host.send("@a", "echo said") for _ in range(20)]
+            host.done(*rows)
+            run(*forge)
     finally:
         systemctl("kill", "--kill-whom=main", "--signal=CONT", "systemd-journald.service")
     wait_for(lambda: lost(host), LONG_S)
+    logs = host.guard.cli("logs", "a").stdout
+    assert (logs.count(": said\n"), logs.count("forged")) == (len(rows), 0)
+    assert host.guard.cli("logs", str(rows[0])).stdout.count(": said\n") == 1
     host.prove(cap=1)
 
 
