@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,7 +89,9 @@ def documented() -> str:
 
 @pytest.fixture(scope="module")
 def pat() -> Iterator[Pat]:
-    run("useradd", "--create-home", USER)
+    run(
+        "useradd", "--create-home", "--groups=systemd-journal", USER
+    )  # the guest's journal has no files of users
     made = Pat()
     uid = made.entry.pw_uid
     for unit, text in (("user@", MANAGER), ("user-runtime-dir@", FOLDER.format(user=USER))):
@@ -138,6 +141,17 @@ def test_from_the_first_start_to_turns(pat: Pat) -> None:
     assert "ada" in pat.json("minds")["minds"][0]["name"]
 
 
+def test_logs_are_of_the_users_own_journal(pat: Pat) -> None:
+    command = "sh -c 'echo said by $HOSTGUARD_TURN; sleep 300'"
+    pat.cli("mind", "add", "loud", "--command", command, "--user", USER)
+    pat.cli("reload")
+    row = str(pat.json("send", "@loud", "work")["deliveries"][0]["id"])
+    for what in (row, "loud"):
+        wait_for(lambda what=what: f"said by {row}\n" in pat.cli("logs", what).stdout)  # type: ignore[misc]
+    pat.cli("stop", row)
+    wait_for(lambda: not pat.scopes())
+
+
 def test_a_turn_outlives_the_guard(pat: Pat) -> None:
     pat.cli("mind", "add", "slow", "--command", "sleep 300", "--user", USER)
     pat.cli("reload")
@@ -166,9 +180,38 @@ def test_a_mind_of_somebody_else_is_refused(pat: Pat) -> None:
     assert "under a user's own service manager all minds are that user" in done.stderr
 
 
-def test_the_doctor_says_that_limits_on_the_disk_do_nothing(pat: Pat) -> None:
+@pytest.fixture
+def _controllers() -> Iterator[None]:
+    """A kernel that has them, as Debian's: a guest's cgroups have none, and so the user's manager has none, either."""
+    file = Path("/run/controllers")
+    file.write_text("cpuset cpu io memory pids\n")
+    run("mount", "--bind", str(file), "/sys/fs/cgroup/cgroup.controllers")
+    yield
+    run("umount", "/sys/fs/cgroup/cgroup.controllers")
+
+
+@pytest.mark.usefixtures("_controllers")
+def test_the_doctor_tells_how_the_user_gets_limits_on_the_disk(pat: Pat) -> None:
+    """Also that root can type it so, and that it is what the manual says."""
+    said = pat.cli("doctor", check=False).stdout
+    assert re.search("^warning +io_controller: the user manager has no io controller$", said, re.MULTILINE), (
+        said
+    )
     checks = {
         check["name"]: check
         for check in json.loads(pat.cli("doctor", "--json", check=False).stdout)["checks"]
     }
-    assert checks["io_controller"]["level"] != "ok"
+    mend = checks["io_controller"]["mend"]
+    assert all(f"> {line}" in said for line in mend)
+    try:
+        for line in mend:
+            run("sh", "-ec", line)
+        unit = f"user@{pat.entry.pw_uid}.service"
+        delegated = run("systemctl", "show", "--value", "--property=DelegateControllers", unit).stdout.split()
+    finally:
+        run("rm", "-rf", "/etc/systemd/system/user@.service.d")
+        systemctl("daemon-reload")
+    assert sorted(delegated) == ["cpu", "io", "memory", "pids"]
+    setting = "[Service]\nDelegate=cpu io memory pids\n"
+    assert repr(setting)[1:-1] in mend[0]
+    assert setting in (ROOT / "packaging/man/hostguardd.8.scd").read_text()
