@@ -50,11 +50,11 @@ def install() -> None:
 
 
 @contextmanager
-def drop_in(setting: str) -> Iterator[None]:
-    """A line for the [Service] section of hostguard.service, for as long as a test takes."""
+def drop_in(settings: str) -> Iterator[None]:
+    """Lines for the [Service] section of hostguard.service, for as long as a test takes."""
     file = Path(f"/run/systemd/system/{UNIT}.d/case-{secrets.token_hex(4)}.conf")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"[Service]\n{setting}\n")
+    file.write_text(f"[Service]\n{settings}\n")
     systemctl("daemon-reload")
     try:
         yield

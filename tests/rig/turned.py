@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-DROP_IN = Path("/run/systemd/system/hostguard.service.d/turned.conf")
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,19 +30,19 @@ class Clock:
 
     def __enter__(self) -> Clock:
         self._file.write_bytes(struct.pack("d", 0))
-        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-        DROP_IN.write_text(
-            f"[Service]\nExecStart=\nExecStart={sys.executable} {__file__} {self._file}\n"
-            f"Environment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1\n"
+        from guard import drop_in  # only here: the guard that runs us needs none of it
+
+        self._drop_in = drop_in(
+            f"ExecStart=\nExecStart={sys.executable} {__file__} {self._file}\n"
+            f"Environment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1"
         )
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        self._drop_in.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        DROP_IN.unlink()
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        self._drop_in.__exit__(kind, error, trace)
 
     def set(self, offset: float) -> None:
         """Let it be off by so many seconds from now on."""

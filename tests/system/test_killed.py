@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from guard import DISK, Guard, systemctl, wait_for
+from guard import DISK, Guard, drop_in, wait_for
 from guarded import overlaps
 
 KILLS = 100
@@ -92,33 +92,28 @@ def test_killed_at_100_random_moments(guard: Guard) -> None:
     turn.write_text(TURN.format(log=log))
     turn.chmod(0o755)
     minds = "".join(f'[minds.{m}]\ncommand = ["{turn}"]\nuser = "root"\n' for m in MINDS)
-    drop_in = Path("/run/systemd/system/hostguard.service.d/killed.conf")
-    drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text("[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=always\nRestartSec=10ms\n")
-    systemctl("daemon-reload")
     seed = random.randrange(1 << 30)
     print("seed", seed)
     random.seed(seed)
     senders = [Sender(mind) for mind in MINDS]
-    try:
-        began = time.monotonic()
-        guard.start(f"[limits]\nglobal_concurrent_turns = {CAP}\n{minds}")
-        start_s = time.monotonic() - began
-        for sender in senders:
-            sender.start()
-        for _ in range(KILLS):
-            # From the middle of a start to well into the work, however long a start takes here.
-            time.sleep(random.uniform(0.05, 1.5 * start_s + 0.3))
-            kill(guard)
-        guard.wait_ready()
-    finally:
-        for sender in senders:
-            sender.stopped.set()
-        for sender in senders:
-            if sender.is_alive():
-                sender.join()
-        drop_in.unlink()
-        systemctl("daemon-reload")
+    with drop_in("Restart=always\nRestartSec=10ms"):
+        try:
+            began = time.monotonic()
+            guard.start(f"[limits]\nglobal_concurrent_turns = {CAP}\n{minds}")
+            start_s = time.monotonic() - began
+            for sender in senders:
+                sender.start()
+            for _ in range(KILLS):
+                # From the middle of a start to well into the work, however long a start takes here.
+                time.sleep(random.uniform(0.05, 1.5 * start_s + 0.3))
+                kill(guard)
+            guard.wait_ready()
+        finally:
+            for sender in senders:
+                sender.stopped.set()
+            for sender in senders:
+                if sender.is_alive():
+                    sender.join()
 
     assert [sender.wrong for sender in senders] == [[]] * len(senders)
     wait_for(lambda: not ask("GET", "/v1/deliveries")[1]["deliveries"], 120)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from guard import Guard, run, systemctl, wait_for
+from guard import Guard, drop_in, run, systemctl, wait_for
 
 UNIT = "hostguard.service"
 SLEEPER = (
@@ -51,11 +51,7 @@ def test_the_status_line_follows(guard: Guard) -> None:
 
 
 def test_a_daemon_that_hangs_is_killed_by_the_watchdog_and_its_turn_goes_on(guard: Guard) -> None:
-    drop_in = Path("/run/systemd/system/hostguard.service.d/watchdog.conf")
-    drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text("[Service]\nWatchdogSec=2\n")
-    systemctl("daemon-reload")
-    try:
+    with drop_in("WatchdogSec=2"):
         guard.start(SLEEPER)
         time.sleep(3)  # longer than the limit: it does say that it lives
         first = guard.pid
@@ -68,9 +64,6 @@ def test_a_daemon_that_hangs_is_killed_by_the_watchdog_and_its_turn_goes_on(guar
         assert [turn["id"] for turn in guard.json("turns")["turns"]] == ["1"]
         guard.cli("stop", "1")
         wait_for(lambda: not guard.scopes())
-    finally:
-        drop_in.unlink()
-        systemctl("daemon-reload")
 
 
 def test_reload_by_systemctl_and_by_signal_refuses_a_bad_file(guard: Guard) -> None:
