@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-SCHEMA = 2
+SCHEMA = 3
 BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with it
 RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 # A check reads the whole file: 16 MiB take about a second from an SD card (10 MB/s, class A1).

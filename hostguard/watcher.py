@@ -12,15 +12,17 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hostguard import learnt
 from hostguard.clock import now_ms
 from hostguard.device import Device
 from hostguard.events import Event
 from hostguard.freezing import Freezer
 from hostguard.pressure import Level, Settings, State, step
-from hostguard.samples import Sample
+from hostguard.recorder import Recorder
+from hostguard.samples import Sample, ran_backwards, took
 from hostguard.sampling import Sampler, boottime
 from hostguard.tightening import Tightener
 from hostguard.trigger import Trigger
@@ -62,6 +64,7 @@ class Watcher:
         runner = manager.runner
         self.freezer = Freezer(runner, manager.events, manager.residents.stood_still)
         self.tightener = Tightener(runner.systemd)
+        self.recorder = Recorder(manager)
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -77,12 +80,16 @@ class Watcher:
 
     def use(self, device: Device) -> None:
         """Watch this disk from now on; also when the configuration was read again."""
-        if device.name != self.device.name:
-            before, self.state = self.state, State(since=boottime(), floor=self._settings.floor)
-            self._tell(before)
+        known = device.name == self.device.name
         self.device = device
+        if not known:
+            before, found = self.state, learnt.recall(device.name) or State(since=boottime())
+            self.state = replace(found, floor=self._settings.floor)
+            self._tell(before)
         self.sampler = Sampler(device, self._manager.runner.systemd.control_group)
         self._act()
+        if self.state.level is not Level.CALM:
+            self._set_timer(0)
         self.poke()
 
     async def close(self) -> None:
@@ -90,11 +97,13 @@ class Watcher:
         self._closed = True
         self._trigger.close()
         self._set_timer(math.inf)
+        self.recorder.store()
         await self.freezer.close()
         await self.tightener.close()
 
     def poke(self) -> None:
         """Something changed: if nobody looks and a turn runs, look now, for the next look to compare with."""
+        self.recorder.note()
         if self._timer is None and len(self._manager.runner.live):
             self._set_timer(0)
 
@@ -133,6 +142,7 @@ class Watcher:
             if before.admit != self.state.admit:
                 manager.pump()
             self._act()
+            self.recorder.note(_await_ms(before.last, sample, self.state.quiet_since))
         finally:  # whatever fails: the guard goes on looking
             self._set_timer(self._next())
 
@@ -173,6 +183,7 @@ class Watcher:
         now = self.state
         if (before.level, before.cap) == (now.level, now.cap):
             return
+        learnt.keep(self.device.name, now)
         self.changes.append(Change(now_ms(), now.level, now.cap, now.evidence))
         cap = "" if now.cap == before.cap else f"; cap {self._cap(before)} -> {self._cap(now)}"
         self._manager.events.emit(
@@ -183,3 +194,12 @@ class Watcher:
     def _cap(self, state: State) -> str:
         cap = self._manager.policy.global_cap() if state.cap is None else state.cap
         return "unlimited" if cap is None else str(cap)
+
+
+def _await_ms(before: Sample | None, now: Sample, quiet_since: float | None) -> int | None:
+    """What a request took since the look before, or has waited while none completes; None: no request."""
+    if before is None or before.disk is None or now.disk is None or ran_backwards(before.disk, now.disk):
+        return None
+    if now.disk.completed > before.disk.completed:
+        return round(1000 * took(before.disk, now.disk))
+    return None if quiet_since is None else round(1000 * (now.at - quiet_since))

@@ -14,7 +14,7 @@ from hostguard import pressure, trigger, watcher
 from hostguard.clock import now_ms
 from hostguard.device import Device
 from hostguard.live import Live, Phase, Turn
-from hostguard.model import Config, LiveTurn
+from hostguard.model import Config, HostView, LiveTurn
 from hostguard.pressure import Level, Settings
 from hostguard.samples import Disk, Sample
 from hostguard.sampling import boottime
@@ -57,8 +57,13 @@ class Host:
         self.policy = SimpleNamespace(config=config, global_cap=lambda: 4, paused=lambda: False)
         self.events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
         self.residents = SimpleNamespace(stood_still=lambda unit, seconds: None)
+        self.backlog: list[int] = []
+        self.queue = SimpleNamespace(trouble="there is none")
         self.watcher = Watcher(self)
         self.disk = Played()
+
+    def host(self) -> HostView:
+        return HostView(len(self.runner.live), cap=4, effective_cap=self.watcher.state.admit)
 
     def pump(self) -> None:
         self.pumps += 1
