@@ -94,7 +94,7 @@ class Ledger:
                 session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
                 waited_ms=waited,
             )  # fmt: skip
-        return Waited(waited, hold.blocker if hold is not None else None)
+        return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
 
     def held_since(self, id_: int | None) -> int | None:
         """When the row's hold began, in ms; None if that was not seen."""
@@ -117,7 +117,7 @@ class Ledger:
         """
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
-        result = turns.result(ending, turn.record, max(0, now - turn.since), waited.ms)
+        result = turns.result(ending, turn.record, max(0, now - turn.since), waited)
         self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:

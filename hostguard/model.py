@@ -227,6 +227,7 @@ class Waited(NamedTuple):
 
     ms: int
     behind: str | None
+    reason: Reason | None = None
 
 
 NOT_HELD = Waited(0, None)

@@ -68,7 +68,7 @@ def work(mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Work:
     if row.kind is Kind.FILE:
         path = row.session.removeprefix(FILE_SESSION)
         return Work(("/bin/sh", "-c", 'cat >>"$0"', path), payload.file_line(row, raw), told)
-    return Work(mind.command, payload.for_exec(row, raw, *waited), told)
+    return Work(mind.command, payload.for_exec(row, raw, waited.ms, waited.behind), told)
 
 
 def environment(mind: Mind, delivery: Delivery, turn: str, held_ms: int) -> dict[str, str]:
@@ -234,7 +234,7 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def result(end: Ending, record: Record | None, run_ms: int, held_ms: int) -> dict[str, Any]:
+def result(end: Ending, record: Record | None, run_ms: int, waited: Waited) -> dict[str, Any]:
     """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none."""
     account = record.account if record else {}
     cpu = account.get("cpu_usec")
@@ -243,7 +243,8 @@ def result(end: Ending, record: Record | None, run_ms: int, held_ms: int) -> dic
         "exit": end.exit,
         "reason": end.reason,
         "run_ms": run_ms,
-        "held_ms": held_ms,
+        "held_ms": waited.ms,
+        "held_for": waited.reason,
         "cpu_ms": None if cpu is None else cpu // 1000,
         "memory_peak": account.get("memory_peak"),
         "read_bytes": account.get("read_bytes"),

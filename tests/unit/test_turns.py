@@ -2,6 +2,7 @@
 
 import pytest
 
+from hostguard.model import NOT_HELD, Reason, Waited
 from hostguard.turns import Record, backoff, ending, parse_record, resident_ending, result, row_of, turn_id
 
 RAN = Record(released=True)
@@ -96,8 +97,11 @@ def test_each_attempt_has_its_own_turn_id():
 
 
 def test_result_says_none_where_the_kernel_gave_nothing():
-    shown = result(ending(RAN, False, 1, None), RAN, 1000, 5)
+    shown = result(ending(RAN, False, 1, None), RAN, 1000, Waited(5, "a turn", Reason.MIND_BUSY))
     assert shown["cpu_ms"] is None
+    assert (shown["held_ms"], shown["held_for"]) == (5, "mind_busy")
     assert shown["write_bytes"] is None
-    shown = result(ending(exited(0), False, 1, None), Record(True, None, 0, None, {"cpu_usec": 2500}), 1, 5)
+    shown = result(
+        ending(exited(0), False, 1, None), Record(True, None, 0, None, {"cpu_usec": 2500}), 1, NOT_HELD
+    )
     assert shown["cpu_ms"] == 2
