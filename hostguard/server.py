@@ -10,21 +10,14 @@ import ipaddress
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import anyio._backends._asyncio  # noqa: F401  # else the first streamed answer imports it, on the event loop
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# To tell a client that there are no websockets uvicorn would import a library of them: at a handshake, on the
-# event loop, or here, which took an eighth of the daemon's start.
-NO_WEBSOCKETS = ModuleType("uvicorn.protocols.websockets.auto")
-NO_WEBSOCKETS.AutoWebSocketsProtocol = None  # type: ignore[attr-defined]
-sys.modules[NO_WEBSOCKETS.__name__] = NO_WEBSOCKETS
+from hostguard import lean
+from hostguard.lean import H11Protocol
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
@@ -81,10 +74,10 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-class Server(uvicorn.Server):
+class Server(lean.Server):
     """uvicorn without its signal handlers, since the daemon has its own, and without its ticks."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: lean.Config) -> None:
         super().__init__(config)
         self.server_state.default_headers = config.encoded_headers  # uvicorn's own ticks would set them
         self._ended = asyncio.Event()
@@ -110,7 +103,7 @@ class Server(uvicorn.Server):
 
 def make_server(app: Any, protocol: type[H11Protocol] = PeerProtocol) -> Server:
     """A server to `await serve(sockets=[...])`."""
-    config = uvicorn.Config(
+    config = lean.Config(
         app,
         http=protocol,
         ws="none",
