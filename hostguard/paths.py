@@ -30,6 +30,7 @@ LOCK = RUNTIME / "gate.lock"  # flock: its holder, and nobody else, admits turns
 TURNS = RUNTIME / "turns"  # one exit record per turn
 SESSIONS = RUNTIME / "sessions.json"  # see sessions.py
 FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # see undo.py
+PRESSURE = RUNTIME / "pressure.json"  # see learnt.py
 DATABASE = STATE / "queue.db"
 
 # As in systemd: a drop-in in /etc beats one of the same name in /run.

@@ -150,6 +150,19 @@ def test_case_28_a_guard_that_was_stopped_decides_nothing_from_stale_samples(pre
     assert (now["level"], now["changes"]) == ("calm", [])
 
 
+def test_a_guard_that_is_restarted_in_a_stall_knows_of_it(pressed: PressedHost) -> None:
+    """It has seen nothing yet, and the configured cap has room for two more."""
+    pressed.stall(QUICK, Path(tempfile.mkdtemp(dir=DISK)))
+    wait_for(lambda: pressed.level() == "stalled", LONG_S)
+    held, cap = pressed.send("@b"), pressed.pressure()["cap"]
+    pressed.guard.kill()
+    pressed.guard.restart()
+    assert (pressed.level(), pressed.pressure()["cap"]) == ("stalled", cap)
+    time.sleep(1)
+    assert pressed.row(held)["hold"]["reason"] == "pressure"
+    pressed.post(f"/v1/deliveries/{held}/cancel")
+
+
 def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     """As on Raspberry Pi OS; and no trigger is granted, so that it looks by itself."""
     empty = Path("/run/no-pressure")
