@@ -19,14 +19,15 @@ WHY = {
     "asleep": "asleep: hostguard wake {mind}",
     "caller_away": "its hostguard run went away",
     "unknown_mind": "not configured",
-    "session_busy": "its session has a turn",
-    "mind_busy": "its own cap is reached",
-    "global_cap": "the global cap is reached",
+    "session_busy": "its session is busy",
+    "mind_busy": "its own cap is full",
+    "global_cap": "the global cap is full",
     "pressure": "the disk bears no more",
     "mind_down": "its server is down",
     "no_systemd": "systemd does not answer",
     "no_writes": "the disk takes no writes",
 }
+QUIET = ("idle", "asleep")  # states of a mind
 WEAK = {"partial": "in part", "inert": "not at all"}
 
 
@@ -68,6 +69,12 @@ def waits(mind: Any, status: Any, now: int) -> str:
     if hold["since"] is None:
         return f">{duration(max(0, now - status['started_at']) / 1000)}"
     return duration(max(0, now - hold["since"]) / 1000)
+
+
+def busy_minds(status: Any) -> list[Any]:
+    """The minds that do something, or wait: those that wait longest first."""
+    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
+    return sorted(busy, key=lambda mind: (not mind["held"], -(mind.get("oldest_wait_ms") or 0)))
 
 
 def written(status: Any) -> dict[str, int]:

@@ -6,7 +6,7 @@ from time import time
 
 from hostguard import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
-from hostguard.cli.news import Line, news
+from hostguard.cli.news import Line, busy_minds, news
 from hostguard.cli.show import as_json as as_json_text
 from hostguard.cli.show import colours, cut, safe, terminal_size
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
@@ -14,7 +14,6 @@ from hostguard.cli.tables import minds_waiting, turn_table, turns_used
 TABLE_MIN = 3  # rows of a table that are shown however low the screen is
 MARKS = ("  ", "! ", "!!")  # by how bad a line is: it is seen without colour, too
 COLOURS = ("", "33", "1;31")  # yellow, and bold red: ECMA-48, SGR
-QUIET = ("idle", "asleep")
 
 FIRST_STEPS = """No mind is configured yet. What to do next:
   hostguard setup                # limits that suit this host
@@ -105,9 +104,8 @@ def _line(line: Line, width: int | None, colour: bool) -> str:
 
 
 def _minds(status: Any, width: int | None, room: int | None) -> list[str]:
-    """Those that do something or wait, the longest first, as far as there is room; the rest by name."""
-    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
-    busy.sort(key=lambda mind: (not mind["held"], -(mind.get("oldest_wait_ms") or 0)))
+    """Those that do something or wait, as far as there is room; the rest by name."""
+    busy = busy_minds(status)
     shown = busy if room is None else busy[: max(TABLE_MIN, room)]
     lines = minds_waiting(status, shown, width).splitlines() if shown else []
     if len(shown) < len(busy):

@@ -55,7 +55,7 @@ TURN  MIND  SESSION  STATE    RUNS   CPU   READ     WRITTEN
 
 MIND   STATE    TURNS  HELD  OLDEST  WHY
 carol  idle     0/1    11    24s     the disk bears no more, behind 17 of ada
-ada    in_turn  1/1    1     3s      its session has a turn, behind 17 of ada
+ada    in_turn  1/1    1     3s      its session is busy, behind 17 of ada
 dave   paused   0/1    1     >2h     paused: hostguard resume dave
 bob    in_turn  1/1    0
 idle or asleep: erin, frank"""
@@ -158,7 +158,7 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
         ({"due_later": 2}, "nothing, 2 due later"),
         (
             {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "x")), mind("b", hold=hold(5, 3, "asleep"))]},
-            "3; the longest a for 9.5s: the global cap is reached",
+            "3; the longest a for 9.5s: the global cap is full",
         ),
         (
             {"held": 1, "minds": [mind("a", hold=hold(4, 90, "mind_down", "connection refused"))]},
