@@ -203,6 +203,8 @@ class Queue:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in NO_WRITES:
                 self._set_trouble(_explained(error, self.path))
+            elif self.trouble is not None and _is_damage(error):
+                pass  # of a file that cannot be read SQLite says that, too: on a card that ext4 has shut down
             elif isinstance(error, sqlite3.Error):
                 log.error("cannot write to %s: %s", self.path, error)
                 self._suspect(error)

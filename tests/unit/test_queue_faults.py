@@ -97,6 +97,33 @@ def test_damage_is_told_although_the_folder_takes_no_mark(tmp_path, how):
     on_queue(tmp_path, work)
 
 
+def test_what_looks_like_damage_while_the_card_fails_is_not_taken_for_it(tmp_path):
+    """Of a file that it cannot read SQLite may say that it is malformed."""
+
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+
+        def damaged(db):
+            raise _corrupt()
+
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        with pytest.raises(Unavailable):
+            await put(queue, message())
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        with pytest.raises(Unavailable):
+            await queue.write(damaged)
+        await put(queue, message())
+        assert told == []
+        with pytest.raises(Unavailable):
+            await queue.write(damaged)
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+
+    on_queue(tmp_path, work)
+
+
 def _corrupt():
     with (
         contextlib.closing(sqlite3.connect("/etc/passwd")) as db,
