@@ -37,7 +37,7 @@ def install() -> None:
     assert b"container=hostguard" in Path("/proc/1/environ").read_bytes().split(b"\0"), "this is no guest"
     if INSTALLED:
         assert paths.__file__.startswith("/usr/lib/"), paths.__file__
-        systemctl("stop", UNIT, SOCKET)  # each test starts it by itself
+        systemctl("disable", "--now", UNIT, SOCKET)  # as in a checkout: each test starts it by itself
         return
     for name, module in (("hostguard", "hostguard.cli"), ("hostguardd", "hostguard.daemon")):
         script = Path("/usr/bin", name)
