@@ -13,7 +13,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hostguard import api_metrics, api_minds, api_pressure, api_schedules, control, deliveries, intake, views
+from hostguard import (
+    api_metrics,
+    api_minds,
+    api_pressure,
+    api_report,
+    api_schedules,
+    control,
+    deliveries,
+    intake,
+    views,
+)
 from hostguard.callers import Caller
 from hostguard.clock import now_ms
 from hostguard.config import ConfigError
@@ -58,6 +68,7 @@ def make_app(daemon: Daemon) -> Starlette:
         Route("/v1/status", api.status),
         *api_pressure.routes(daemon),
         *api_metrics.routes(daemon),
+        *api_report.routes(daemon.reporter),
         Route("/v1/events", api.events),
         Route("/v1/config", api.config),
         Route("/v1/reload", api.reload, methods=["POST"]),

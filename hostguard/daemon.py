@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from hostguard import __version__, api_metrics, memory, paths, views
+from hostguard import __version__, api_metrics, api_report, memory, paths, views
 from hostguard.accept import Acceptor
 from hostguard.api import make_app
 from hostguard.bus import SystemdError, SystemdLost
@@ -78,7 +78,9 @@ class Daemon:
         self.manager.runner.on_scope = self.readback.look
         self.manager.watcher.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
-        self.web = WebEndpoint(api_metrics.routes(self))
+        self.reporter = api_report.Reporter(self)
+        pages = api_report.pages(self, self.reporter)
+        self.web = WebEndpoint([*pages, *api_metrics.routes(self)], api_report.preload)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.routing import Route
 
-from hostguard.listener import Listener
+from hostguard.listener import Address, Listener
 from hostguard.problems import Problem, not_allowed
 from hostguard.volute import token_hash
 from hostguard.web import EXCEPTION_HANDLERS, problem
@@ -39,13 +39,26 @@ HEADERS = {
 
 
 class WebEndpoint(Listener):
-    """Serves `routes` while `web.listen` is configured."""
+    """Serves `routes` while `web.listen` is configured; `preload` has what they need in memory by then."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], preload: Callable[[], Awaitable[None]]) -> None:
+        self._preload = preload
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         super().__init__(
             OwnOrigin(app), "the web endpoint", "web.listen", "there are no pages and no metrics"
         )
+
+    async def start(self, address: Address | None) -> None:
+        """As Listener."""
+        if address is not None:
+            await self._preload()
+        await super().start(address)
+
+    async def reload(self, address: Address | None) -> None:
+        """As Listener."""
+        if address is not None:
+            await self._preload()
+        await super().reload(address)
 
 
 class OwnOrigin:

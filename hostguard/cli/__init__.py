@@ -26,6 +26,7 @@ VERBS = {
         "dead": "Show dead letters, try them again, or drop them",
         "logs": "Show what a turn, or a mind's turns, wrote",
         "events": "Show holds, starts, ends and changes as they happen",
+        "report": "Write a page that tells what ran, what waited and why, and what the guard did",
         "metrics": "Print the guard's metrics for Prometheus",
         "pressure": "Show how the disk is, how many turns that allows and why, and the last changes",
     },

@@ -231,8 +231,8 @@ def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command
 
 COMMANDS = dict(walk(cli, ""))
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
-# Their output is the command's, the journal's, a drawing, a dialogue, a trace, Prometheus' format.
-NO_DATA = {"run", "logs", "demo", "setup", "pressure record", "metrics"}
+# Their output is the command's, the journal's, a drawing, a dialogue, a trace, a page, Prometheus' format.
+NO_DATA = {"run", "logs", "demo", "setup", "pressure record", "report", "metrics"}
 
 
 @pytest.mark.parametrize("path", LEAVES)
