@@ -56,9 +56,11 @@ class Daemon:
             program.chmod(0o755)
             for unit in ("hostguard.service", "hostguard.slice"):
                 shutil.copy(ROOT / "units" / unit, "/etc/systemd/system")
+        # Its sandbox takes the state folder of the package for the only one.
+        place = f"Environment=HOSTGUARD_STATE={state}\nReadWritePaths={state.parent}\n"
         for path, text in (
             (CONFIG, config),
-            (DROP_IN, f"[Unit]\nStartLimitIntervalSec=0\n[Service]\nEnvironment=HOSTGUARD_STATE={state}\n"),
+            (DROP_IN, f"[Unit]\nStartLimitIntervalSec=0\n[Service]\n{place}"),
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

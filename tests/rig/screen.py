@@ -21,12 +21,16 @@ _CODE = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|\x1b(?!\[)(.)", re.DOTALL)
 
 
 class Screen:
-    """The cells of a terminal. Colours are not kept; `modes` are the private ones that are set."""
+    """The cells of a terminal. Colours are not kept.
+
+    `modes` are the private ones that are set, `unknown` the codes that a vt100 has not.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self.cells = [[" "] * width for _ in range(height)]
         self.modes: set[str] = set()
+        self.unknown: set[str] = set()
         self.styles: set[str] = set()  # all that SGR was given
         self._x = self._y = 0
         self._rest = ""
@@ -36,7 +40,7 @@ class Screen:
         return "\n".join("".join(row).rstrip() for row in self.cells)
 
     def feed(self, text: str) -> None:
-        """Take what a program wrote. What a vt100 has not raises ValueError."""
+        """Take what a program wrote."""
         text = self._rest + text
         at = 0
         while at < len(text):
@@ -84,7 +88,7 @@ class Screen:
         elif what == "m":
             self.styles.add(arguments)
         else:
-            raise ValueError(f"no vt100 knows {arguments}{what}")
+            self.unknown.add(f"{arguments}{what}")
 
 
 class OnScreen:

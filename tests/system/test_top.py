@@ -73,6 +73,7 @@ def test_who_runs_who_writes_what_waits_and_why(host: Guard) -> None:
         assert bob[3] == "running"
         assert bob[-2:] == ["0B", "0B"]
         assert max(map(len, text.splitlines())) < 80
+        assert not top.screen.unknown
         assert not any("3" in code.split(";") or "31" in code or "33" in code for code in top.screen.styles)
 
 

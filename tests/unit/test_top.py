@@ -362,6 +362,7 @@ def test_the_terminal_shows_the_screen_and_only_changes_are_sent() -> None:
     screens = [screen(later(n), Ui(), 80, 24, ASCII) for n in range(5)]
     shown, sizes = painted(*screens)
     assert shown.text == plain(screens[-1])
+    assert not shown.unknown
     assert sizes[0] > 1000
     assert max(sizes[1:]) < 250, "a second of a line of 9600 bit/s carries 960"
     assert painted(screens[0], screens[0])[1][1] == 0
