@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,11 @@ def test_a_name_with_any_characters_is_one_label(tmp_path):
         assert scrape(manager)["hostguard_turns_active", name] == 0
 
     on_manager(tmp_path, work, Config(minds={name: Mind(name)}))
+
+
+def test_the_guard_does_not_load_the_library_before_it_is_asked():
+    code = "import hostguard.daemon, sys; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 @on_host
