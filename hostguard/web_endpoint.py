@@ -89,6 +89,10 @@ def foreign(headers: Headers) -> str | None:
         return "the Host header must name this host: 127.0.0.1, localhost or [::1]"
     if any(origin != f"http://{hosts[0]}" for origin in origins):
         return "a page of another origin may not ask"
+    # What no Origin comes with, as an image: https://www.w3.org/TR/fetch-metadata/. A link may lead here.
+    site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+    if site in ("cross-site", "same-site") and mode != "navigate":
+        return "a page of another site may not ask"
     return None
 
 

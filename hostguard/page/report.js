@@ -42,10 +42,9 @@ function sortable() {
 function sort(order) {
   state.sort = order;
   const body = document.querySelector("#minds tbody");
-  const value = row => row.cells[order.at].dataset.v ?? row.cells[order.at].textContent;
   const rows = [...body.rows].sort((a, b) => {
-    const [x, y] = [value(a), value(b)];
-    return order.at ? Number(x) - Number(y) : x.localeCompare(y);
+    const [x, y] = [a.cells[order.at], b.cells[order.at]];
+    return "v" in x.dataset ? x.dataset.v - y.dataset.v : x.textContent.localeCompare(y.textContent);
   });
   body.append(...(order.down ? rows.reverse() : rows));
   document.querySelectorAll("#minds thead th").forEach((head, at) => {
@@ -54,6 +53,12 @@ function sort(order) {
   });
 }
 
+function acting(within) {
+  for (const button of document.querySelectorAll(within + " button[data-post]"))
+    button.addEventListener("click", () => act(button.dataset.post));
+}
+
+// What a refresh brings anew.
 function dress() {
   pickable();
   sortable();
@@ -61,8 +66,7 @@ function dress() {
     details.open = state.open.has(details.id);
     details.addEventListener("toggle", () => state.open[details.open ? "add" : "delete"](details.id));
   }
-  for (const button of document.querySelectorAll("button[data-post]"))
-    button.addEventListener("click", () => act(button.dataset.post));
+  acting("#report");
 }
 
 // -- live
@@ -104,12 +108,13 @@ async function act(path) {
   try {
     const answer = await fetch(path, {method: "POST", headers: {Authorization: "Bearer " + state.token}});
     const told = await answer.json();
-    say(answer.ok ? "Done." : told.detail);
     if (answer.ok) await refresh();
+    say(answer.ok ? "Done." : told.detail);
   } catch (error) {
     say("Not done: " + error.message);
   }
 }
 
 dress();
+acting("header");
 if (byId("follow")) setTimeout(follow, state.wait);

@@ -50,15 +50,15 @@ def waiting(status: Any, now: int) -> str:
         ]
         for mind in held
     ]
-    heads = ["Mind", "Messages", "The first for", "Why"]
-    return _table("waiting", "What waits now", "Nothing of this is lost.", heads, rows)
+    told = "Messages held, how long the first of them waits, and why. None is lost."
+    return _table("waiting", "What waits now", told, ["Mind", "Held", "For", "Why"], rows)
 
 
 def minds(rows: Sequence[Any]) -> str:
     """What each mind did in the time of the report."""
     heads = [
-        "Mind", "Turns", "Failed", "Waited, median", "Waited, 95 %", "Mostly for", "Ran", "CPU", "Read",
-        "Written",
+        "Mind", "Turns", "Failed", "Waited, median", "Waited, 95 %", "Ran", "CPU", "Read", "Written",
+        "Waited mostly, as",
     ]  # fmt: skip
     cells = [
         [
@@ -67,11 +67,11 @@ def minds(rows: Sequence[Any]) -> str:
             _number(mind["failed"], str),
             _number(mind["held_p50_ms"], ms),
             _number(mind["held_p95_ms"], ms),
-            (_text(_reason(mind["held_for"], mind["name"])), None),
             _number(mind["run_ms"], ms),
             _number(mind["cpu_ms"], ms),
             _number(mind["read_bytes"], size),
             _number(mind["write_bytes"], size),
+            (f'<span class="why">{_text(_reason(mind["held_for"], mind["name"]))}</span>', None),
         ]
         for mind in rows
     ]
