@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_cli import LEAVES
+from test_man import COMMANDS
 
 from hostguard.events import MESSAGE_IDS, Event
 
@@ -46,4 +46,4 @@ def test_an_entry_has_a_subject_a_manual_and_commands_that_there_are(event: Even
     assert len(text.strip()) > 80
     assert max(map(len, text.splitlines())) <= 116  # journalctl puts a few characters before each line
     for words in re.findall(r"\bhostguard ((?:[a-z-]+ ?)+)", text):
-        assert any(f"{words} ".startswith(f"{command} ") for command in LEAVES), words
+        assert any(f"{words} ".startswith(f"{command} ") for command in COMMANDS), words
