@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from guard import wait_for
 from minds import Minds, OneMind
 
 
@@ -163,8 +164,9 @@ def test_a_repeated_key_is_answered_and_not_worked_on(rig):
 def test_presets_and_control(rig):
     mind, daemon = start(rig, "silent", work=0.05)
     assert ask(mind, {"content": "a"}) == 200
-    time.sleep(0.4)
-    assert (len(mind.log("end")), daemon.told) == (1, [])
+    wait_for(lambda: mind.log("end"))
+    time.sleep(0.3)
+    assert daemon.told == []
     mind.control(preset="all")
     assert ask(mind, {"content": "a"}) == 200
     daemon.wait_told(1)
