@@ -96,20 +96,21 @@ class History:
 
     def note(self, now: int, seen: Seen, trouble: Trouble) -> None:
         """One look at `now`, in ms since the epoch."""
-        minute = now - now % MINUTE
-        self._note_point(minute, seen)
+        self._note_point(now, seen)
         self._note_incident(now, seen, trouble)
-        self._last, self._minute = _lasting(seen), minute
+        self._last, self._minute = _lasting(seen), _minute(now)
 
-    def _note_point(self, minute: int, seen: Seen) -> None:
-        while self.points and self.points[-1].at > minute:
+    def _note_point(self, at: int, seen: Seen) -> None:
+        minute = _minute(at)
+        while self.points and _minute(self.points[-1].at) > minute:
             self.points.pop()  # the clock was set back
         if not self._begun or not self.points:
-            self.points.append(Point(minute, seen, first=not self._begun))
+            # Not at the whole minute: the guard before this one may have noted the same.
+            self.points.append(Point(minute if self._begun else at, seen, first=not self._begun))
             self._begun = True
             return
         last = self.points[-1]
-        if last.at == minute:
+        if _minute(last.at) == minute:
             self.points[-1] = replace(last, seen=last.seen.worst(seen))
             return
         after = self.known()[-1]
@@ -141,6 +142,10 @@ class History:
             frozen=max(known.frozen, trouble.frozen),
             tightened=trouble.tightened if trouble.tightened is not None else known.tightened,
         )
+
+
+def _minute(at: int) -> int:
+    return at - at % MINUTE
 
 
 def _lasting(seen: Seen) -> Seen:
