@@ -19,11 +19,11 @@ WHY = {
     "asleep": "asleep: hostguard wake {mind}",
     "caller_away": "its hostguard run went away",
     "unknown_mind": "not configured",
-    "session_busy": "its session is busy",
-    "mind_busy": "its own cap is full",
-    "global_cap": "the global cap is full",
-    "pressure": "the disk bears no more",
-    "mind_down": "its server is down",
+    "session_busy": "session busy",
+    "mind_busy": "own cap full",
+    "global_cap": "global cap full",
+    "pressure": "disk not calm",
+    "mind_down": "server down",
     "no_systemd": "systemd does not answer",
     "no_writes": "the disk takes no writes",
 }
@@ -57,7 +57,7 @@ def why(mind: Any, live: list[Any]) -> str:
     text = WHY.get(hold["reason"], hold["reason"]).format(mind=mind["name"])
     turn = next((turn for turn in live if turn["unit"] == hold["blocker"]), None)
     if turn is not None:
-        return f"{text}, behind {turn['id'] or turn['unit']} of {turn['mind']}"
+        return f"{text} (turn {turn['id'] or turn['unit']})"
     return f"{text}: {hold['blocker']}" if hold["reason"] == "mind_down" else text
 
 
@@ -74,7 +74,8 @@ def waits(mind: Any, status: Any, now: int) -> str:
 def busy_minds(status: Any) -> list[Any]:
     """The minds that do something, or wait: those that wait longest first."""
     busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
-    return sorted(busy, key=lambda mind: (not mind["held"], -(mind.get("oldest_wait_ms") or 0)))
+    # By when it began, and not by how long ago: that is told to the ms, of a moment of each mind's own.
+    return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since") or 0))
 
 
 def written(status: Any) -> dict[str, int]:

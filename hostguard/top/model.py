@@ -180,8 +180,9 @@ def _device(status: Any) -> str:
     if looked is None or looked > FRESH_MS:
         return f"{named}: not looked at now, nothing runs"
     took, busy, in_flight = pressure["await_ms"], pressure["busy_percent"], pressure["in_flight"]
+    done = "-" if took is None else f"{took:.0f} ms a request" if took or not in_flight else "none completed"
     parts = [
-        "-" if took is None else f"{took:.0f} ms a request",
+        done,
         "-" if busy is None else f"{busy} % busy",
         "-" if in_flight is None else f"{in_flight} in flight",
     ]

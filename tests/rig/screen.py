@@ -21,7 +21,7 @@ _CODE = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|\x1b(?!\[)(.)", re.DOTALL)
 
 
 class Screen:
-    """The cells of a terminal. Colours are not kept.
+    """The cells of a terminal, and the SGR of each.
 
     `modes` are the private ones that are set, `unknown` the codes that a vt100 has not.
     """
@@ -29,6 +29,8 @@ class Screen:
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self.cells = [[" "] * width for _ in range(height)]
+        self._sgr = [[""] * width for _ in range(height)]
+        self._style = ""
         self.modes: set[str] = set()
         self.unknown: set[str] = set()
         self.styles: set[str] = set()  # all that SGR was given
@@ -38,6 +40,17 @@ class Screen:
     @property
     def text(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self.cells)
+
+    @property
+    def ansi(self) -> str:
+        """The text with its colours, and without moves of the cursor."""
+        text, style = "", ""
+        for row, styles in zip(self.cells, self._sgr, strict=True):
+            for char, sgr in zip(row, styles, strict=True):
+                text += char if sgr == style else f"\x1b[0;{sgr}m{char}".replace(";m", "m")
+                style = sgr
+            text += "\n"
+        return text.removesuffix("\n")
 
     def feed(self, text: str) -> None:
         """Take what a program wrote."""
@@ -62,6 +75,7 @@ class Screen:
             self._y += 1
             if self._y == self.height:
                 self.cells = [*self.cells[1:], [" "] * self.width]
+                self._sgr = [*self._sgr[1:], [""] * self.width]
                 self._y -= 1
         elif char == "\b":
             self._x = max(0, self._x - 1)
@@ -70,6 +84,7 @@ class Screen:
                 self._put("\r")
                 self._put("\n")
             self.cells[self._y][self._x] = char
+            self._sgr[self._y][self._x] = self._style
             self._x += 1
 
     def _do(self, private: bool, arguments: str, what: str) -> None:
@@ -80,15 +95,20 @@ class Screen:
             row, column = (*numbers, 1)[:2] if arguments else (1, 1)
             self._y, self._x = min(row or 1, self.height) - 1, min(column or 1, self.width) - 1
         elif what == "K" and numbers == [0]:
-            self.cells[self._y][self._x :] = [" "] * (self.width - self._x)
+            self._erase(self._y, self._x)
         elif what == "J" and numbers == [0]:
             self._do(False, "", "K")
             for row in range(self._y + 1, self.height):
-                self.cells[row] = [" "] * self.width
+                self._erase(row, 0)
         elif what == "m":
             self.styles.add(arguments)
+            self._style = "" if arguments in ("", "0") else arguments
         else:
             self.unknown.add(f"{arguments}{what}")
+
+    def _erase(self, row: int, begin: int) -> None:
+        self.cells[row][begin:] = [" "] * (self.width - begin)
+        self._sgr[row][begin:] = [""] * (self.width - begin)
 
 
 class OnScreen:

@@ -54,9 +54,9 @@ TURN  MIND  SESSION  STATE    RUNS   CPU   READ     WRITTEN
 18    bob   review   running  24s          4.0 KiB
 
 MIND   STATE    TURNS  HELD  OLDEST  WHY
-carol  idle     0/1    11    24s     the disk bears no more, behind 17 of ada
-ada    in_turn  1/1    1     3s      its session is busy, behind 17 of ada
 dave   paused   0/1    1     >2h     paused: hostguard resume dave
+carol  idle     0/1    11    24s     disk not calm (turn 17)
+ada    in_turn  1/1    1     3s      session busy (turn 17)
 bob    in_turn  1/1    0
 idle or asleep: erin, frank"""
 
@@ -158,11 +158,11 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
         ({"due_later": 2}, "nothing, 2 due later"),
         (
             {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "x")), mind("b", hold=hold(5, 3, "asleep"))]},
-            "3; the longest a for 9.5s: the global cap is full",
+            "3; the longest a for 9.5s: global cap full",
         ),
         (
             {"held": 1, "minds": [mind("a", hold=hold(4, 90, "mind_down", "connection refused"))]},
-            "1; the longest a for 1m 30s: its server is down: connection refused",
+            "1; the longest a for 1m 30s: server down: connection refused",
         ),
         (
             {"held": 1, "minds": [mind("a", hold=hold(4, 9, "paused"))], "state": "paused"},

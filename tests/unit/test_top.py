@@ -50,7 +50,7 @@ hostguard  00:00:00  2 turns, cap 1 now, under pressure (cap 2 configured)
 !  enforced io_weight not at all (hostguard doctor)
    waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resum…
    written  most by ada 46.0 MiB, since the daemon's start
-   device   /dev/mmcblk0, stalled: 0 ms a request, 100 % busy, 3 in flight
+   device   /dev/mmcblk0, stalled: none completed, 100 % busy, 3 in flight
    level    .....................................................####### 2 min
 
   TURN  MIND  SESSION  STATE    AGE    CPU%  CPU    RD/s  WR/s  READ  WROTE
@@ -58,9 +58,9 @@ hostguard  00:00:00  2 turns, cap 1 now, under pressure (cap 2 configured)
   18    bob   review   running  0:24   -     -      -     -     4.0K  -
 
   MIND   STATE    TURNS  HELD  OLDEST  WHY
-  carol  idle     0/1    11    24s     the disk bears no more, behind 17 of ada
-  ada    in_turn  1/1    1     3s      its session is busy, behind 17 of ada
   dave   paused   0/1    1     >2h     paused: hostguard resume dave
+  carol  idle     0/1    11    24s     disk not calm (turn 17)
+  ada    in_turn  1/1    1     3s      session busy (turn 17)
   bob    in_turn  1/1    0
   2 more minds are idle or asleep
 
@@ -283,9 +283,9 @@ def test_a_scope_of_somebody_elses_is_not_ours_to_stop() -> None:
     [
         (("p",), "pause", "ada"),
         (("down", "p"), "pause", "bob"),
-        (("j", "j", "p"), "pause", "carol"),
-        (("j",) * 4 + ("p",), "resume", "dave"),
-        (("j",) * 9 + ("k", "p"), "resume", "dave"),
+        (("j", "j", "p"), "resume", "dave"),
+        (("j",) * 3 + ("p",), "pause", "carol"),
+        (("j",) * 9 + ("k", "p"), "pause", "ada"),
         (("P",), "pause", None),
     ],
 )

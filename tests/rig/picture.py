@@ -1,0 +1,68 @@
+"""Runs the demo on a card that stops, with `hostguard top` on a terminal beside it, and keeps the screen as SVG.
+
+usage: picture.py FILE, in a guest.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+from tests.rig.screen import OnScreen
+
+ROOT = Path(__file__).parents[2]
+WIDTH, HEIGHT = 80, 24
+STILL_S = 20.0  # that the card stands still: the screen is kept in the middle of it
+KEPT_S = 8.0
+TITLE = "hostguard top: the card has stopped"
+# What rich's picture has of the network: its font. A monospaced one of the reader's does.
+WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
+
+
+def svg(ansi: str) -> str:
+    """The picture of a screen."""
+    console = Console(
+        record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="standard"
+    )
+    console.print(Text.from_ansi(ansi), overflow="crop", no_wrap=True)
+    text = console.export_svg(title=TITLE, code_format=WEB_FONTS.sub("", CONSOLE_SVG_FORMAT), unique_id="top")
+    return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
+
+
+def main() -> None:
+    top = [
+        "env",
+        "HOSTGUARD_RUNTIME=/run/hostguard-quickstart/run",
+        sys.executable,
+        "-m",
+        "hostguard.cli",
+        "top",
+    ]
+    demo = [str(ROOT / "packaging/quickstart"), "--stop", f"{STILL_S:g}"]
+    with subprocess.Popen(demo, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="")
+            if line.startswith("stopped:"):
+                break
+        with OnScreen(*top, width=WIDTH, height=HEIGHT) as screen:
+            screen.wait(r"^!! disk +stalled", 60)
+            screen.watch(KEPT_S)
+            kept = screen.screen.ansi
+            screen.press("q")
+            screen.ended()
+        print(process.stdout.read(), end="")
+    if process.returncode:
+        sys.exit(process.returncode)
+    Path(sys.argv[1]).write_text(svg(kept))
+
+
+if __name__ == "__main__":
+    main()
