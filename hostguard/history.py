@@ -1,7 +1,7 @@
 """How the host was: the cap, the pressure, what ran and waited, how slow the disk was, its troubles. Pure.
 
-A Point tells the worst of a minute, and what held from then on until the next Point: while nothing changes
-there is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
+A Point tells the worst of some seconds, and what held from then on until the next: while nothing changes there
+is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import pairwise
 
 from hostguard.pressure import Level
 
-MINUTE = 60_000  # ms
-POINTS_KEPT = 1440  # in memory: a day of work without a pause
+GRAIN = 10_000  # ms: of a point
+POINTS_KEPT = 2160  # in memory, some 200 bytes each: six hours of work without a pause
 INCIDENTS_KEPT = 100
-APART_MS = MINUTE  # trouble that comes back sooner belongs to the same incident
+APART_MS = 60_000  # trouble that comes back sooner belongs to the same incident
 LEVELS = tuple(Level)  # from calm to stalled: a rank is an index of this
 
 
@@ -84,42 +84,42 @@ class History:
         self.points: deque[Point] = deque(maxlen=POINTS_KEPT)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
         self._last = Seen()  # the last look
-        self._minute = 0  # of which it was
+        self._grain = 0  # of which it was
         self._begun = False
 
     def known(self) -> list[Point]:
         """The points, and what holds after the last of them."""
         points = list(self.points)
         if points and _lasting(points[-1].seen) != self._last:
-            points.append(Point(self._minute + MINUTE, self._last))
+            points.append(Point(self._grain + GRAIN, self._last))
         return points
 
     def note(self, now: int, seen: Seen, trouble: Trouble) -> None:
         """One look at `now`, in ms since the epoch."""
         self._note_point(now, seen)
         self._note_incident(now, seen, trouble)
-        self._last, self._minute = _lasting(seen), _minute(now)
+        self._last, self._grain = _lasting(seen), _grain(now)
 
     def _note_point(self, at: int, seen: Seen) -> None:
-        minute = _minute(at)
-        while self.points and _minute(self.points[-1].at) > minute:
+        grain = _grain(at)
+        while self.points and _grain(self.points[-1].at) > grain:
             self.points.pop()  # the clock was set back
         if not self._begun or not self.points:
-            # Not at the whole minute: the guard before this one may have noted the same.
-            self.points.append(Point(minute if self._begun else at, seen, first=not self._begun))
+            # Not at its beginning: the guard before this one may have noted the same one.
+            self.points.append(Point(grain if self._begun else at, seen, first=not self._begun))
             self._begun = True
             return
         last = self.points[-1]
-        if _minute(last.at) == minute:
+        if _grain(last.at) == grain:
             self.points[-1] = replace(last, seen=last.seen.worst(seen))
             return
         after = self.known()[-1]
-        if last.at < after.at < minute:
+        if last.at < after.at < grain:
             self.points.append(after)
             last = after
         now = self._last.worst(seen)
         if now.await_ms is not None or now != _lasting(last.seen):
-            self.points.append(Point(minute, now))
+            self.points.append(Point(grain, now))
 
     def _note_incident(self, now: int, seen: Seen, trouble: Trouble) -> None:
         known = self.incidents[-1] if self.incidents else None
@@ -144,8 +144,8 @@ class History:
         )
 
 
-def _minute(at: int) -> int:
-    return at - at % MINUTE
+def _grain(at: int) -> int:
+    return at - at % GRAIN
 
 
 def _lasting(seen: Seen) -> Seen:

@@ -17,8 +17,9 @@ from hostguard.history_db import Ended
 Json = dict[str, Any]
 
 STEPS_MAX = 168  # a week of hours; as many as a phone has columns to show
-_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
 WIDTHS = (
+    *(seconds * _SECOND for seconds in (10, 30)),
     *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * _HOUR for hours in (1, 2, 3, 6, 12)),
     _DAY,

@@ -11,7 +11,7 @@ from typing import Any
 from hostguard.cli.show import duration, safe
 from hostguard.page import charts
 
-DAY_MS = 86_400_000
+MINUTE_MS, DAY_MS = 60_000, 86_400_000
 QUICK_MS = 1.0  # at the bottom of the chart of the disk, whose scale is logarithmic
 
 
@@ -70,7 +70,8 @@ def _figure(caption: str, chart: str, scale: tuple[str, str], times: str) -> str
 
 def _clock(report: Any, at: int) -> str:
     """When a step begins, as short as the span allows."""
-    pattern = "%H:%M" if report["to"] - report["from"] <= 1.5 * DAY_MS else "%a %d, %H:%M"
+    seconds = ":%S" if report["step_ms"] < MINUTE_MS else ""
+    pattern = f"%H:%M{seconds}" if report["span_ms"] <= 1.5 * DAY_MS else "%a %d, %H:%M"
     return time.strftime(pattern, time.localtime((report["from"] + at * report["step_ms"]) / 1000))
 
 

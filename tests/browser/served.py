@@ -19,7 +19,7 @@ from statuses import hold, mind, status, turn
 
 from hostguard import api_report
 from hostguard.clock import now_ms
-from hostguard.history import MINUTE, History, Seen, Trouble
+from hostguard.history import History, Seen, Trouble
 from hostguard.model import Config
 from hostguard.policy import Policy
 from hostguard.queue import Queue
@@ -27,7 +27,7 @@ from hostguard.volute import token_hash
 from hostguard.web_endpoint import WebEndpoint
 
 TOKEN = "let me in"
-DAY = 1440 * MINUTE
+MINUTE, DAY = 60_000, 86_400_000
 MINDS = ("ada", "bob", "carol", "dave", "erin", "frank", "gina", "hal", "ivy", "joe")
 COLUMNS = (
     "id, mind, session, state, kind, created_at, not_before, expires_at, turn, started_at, ended_at, result"

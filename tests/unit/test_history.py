@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from onqueue import on_queue
 
 from hostguard import history_db, recorder
-from hostguard.history import APART_MS, MINUTE, History, Incident, Point, Seen, Trouble, coarse, steps
+from hostguard.history import APART_MS, GRAIN, History, Incident, Point, Seen, Trouble, coarse, steps
 from hostguard.model import HostView
 from hostguard.pressure import Level
 from hostguard.queue import open_database
 
-TEN = 10 * MINUTE
+TEN = 600_000
 T0 = 1_800_000_000_000 - 1_800_000_000_000 % TEN
 FINE = Trouble("requests come back", 4)
 
@@ -33,9 +33,9 @@ LOOKS = st.builds(
     held=st.integers(0, 2),
     await_ms=st.sampled_from([None, 3, 900]),
 )
-# Pauses between looks: many in a minute, and hours without one.
+# Pauses between looks: many in a grain, and hours without one.
 NOTES = st.lists(
-    st.tuples(st.sampled_from([500, 20_000, MINUTE, 7 * MINUTE, 35 * MINUTE]), LOOKS), min_size=1, max_size=12
+    st.tuples(st.sampled_from([500, 20_000, GRAIN, 7 * GRAIN, 90 * GRAIN]), LOOKS), min_size=1, max_size=12
 )
 
 
@@ -49,13 +49,13 @@ def noted(notes: list[tuple[int, Seen]]) -> tuple[History, list[tuple[int, Seen]
 
 
 def truly(told: list[tuple[int, Seen]], begin: int, width: int, count: int) -> list[Seen | None]:
-    """The worst of each span, looked for among all minutes."""
+    """The worst of each span, looked for among all grains."""
     found: list[Seen | None] = []
     for start in range(begin, begin + width * count, width):
         worst: Seen | None = None
-        for minute in range(start, start + width, MINUTE):
-            before = [seen for at, seen in told if at < minute]
-            here = [seen for at, seen in told if minute <= at < minute + MINUTE]
+        for grain in range(start, start + width, GRAIN):
+            before = [seen for at, seen in told if at < grain]
+            here = [seen for at, seen in told if grain <= at < grain + GRAIN]
             for seen in ([replace(before[-1], await_ms=None)] if before else []) + here:
                 worst = seen if worst is None else worst.worst(seen)
         found.append(worst)
@@ -78,7 +78,7 @@ def test_there_is_no_point_while_nothing_changes_and_few_when_it_is_coarse() -> 
     history, _ = noted([(1000, Seen(cap=4))] * 5000)
     assert len(history.points) == 1
     busy, _ = noted([(10_000, Seen(cap=4, turns=i % 3, await_ms=i % 50)) for i in range(60 * 6 * 3)])
-    assert len(busy.points) == pytest.approx(180, abs=2)
+    assert len(busy.points) == pytest.approx(1080, abs=2)
     assert len([*coarse(busy.known(), TEN)]) <= 20
 
 

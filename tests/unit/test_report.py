@@ -15,12 +15,13 @@ from standin import StandIn
 from statuses import NOW, hold, mind, stalled, status, turn
 
 from hostguard import report
-from hostguard.history import MINUTE, Incident, Point, Seen
+from hostguard.history import Incident, Point, Seen
 from hostguard.history_db import Ended
 from hostguard.page import policy, render
 from hostguard.report import SERIES, STEPS_MAX, WIDTHS, begin_of, make, quantile, width_of
 
-HOUR, DAY = 60 * MINUTE, 24 * 60 * MINUTE
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+LONG = 2 * HOUR  # in steps of a minute
 NASTY = "</script><img src=x onerror=alert(1)>\"'&\u202e\x1b[2J"
 
 
@@ -30,7 +31,7 @@ def ended(name: str, ago: int, ran: int, **more: Any) -> Ended:
     return row._replace(**more)
 
 
-def made(rows: Any = (), points: Any = (), incidents: Any = (), span: int = HOUR, **more: Any) -> Any:
+def made(rows: Any = (), points: Any = (), incidents: Any = (), span: int = LONG, **more: Any) -> Any:
     return make(status(**more), rows, points, incidents, NOW, span)
 
 
@@ -58,8 +59,8 @@ def test_a_turn_is_counted_in_each_step_in_which_it_ran() -> None:
 
 def test_only_the_part_of_a_turn_within_the_span_counts() -> None:
     shown = made([ended("ada", 3 * HOUR, 2 * HOUR + 30_000 + DAY)])
-    assert sum(shown["turns"][0]["busy"]) == pytest.approx(61, abs=1.01)
-    assert made([ended("ada", 3 * HOUR, HOUR)])["turns"][0]["busy"] == [0.0] * 61
+    assert sum(shown["turns"][0]["busy"]) == pytest.approx(121, abs=1.01)
+    assert made([ended("ada", 3 * HOUR, HOUR)])["turns"][0]["busy"] == [0.0] * 121
 
 
 def test_live_turns_count_up_to_now_with_what_they_used_so_far() -> None:
