@@ -59,7 +59,8 @@ class Turn:
     begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
     released: bool = False  # this guard let the command run
     record: Record | None = None  # read at the end
-    stopped: bool = False  # somebody asked for its end
+    stopped: bool = False  # somebody asked for its end, perhaps systemd as the host shuts down
+    asked: bool = False  # we were asked to stop it, so that it is not to start again
     revoked: bool = False  # must not start after all: paused since it was admitted
     gone: bool = False  # the scope went while the start was still in flight
     resident: Resident | None = None  # it is posted to a resident mind

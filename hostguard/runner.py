@@ -101,7 +101,7 @@ class Runner:
             return False
         turn.phase = Phase.RUNNING
         asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
-        if not (turn.revoked or turn.stopped):
+        if not (turn.revoked or turn.asked):
             try:
                 let_go(stub, turn.live.id)
                 turn.released = True
@@ -134,7 +134,7 @@ class Runner:
             return False
         turn.phase = Phase.RUNNING
         self.watch(turn)
-        return not turn.stopped
+        return not turn.asked
 
     def watch(self, turn: Turn) -> None:
         """Follow a turn whose process is not our own stub."""
@@ -151,7 +151,7 @@ class Runner:
         except SystemdError as error:
             self._dismiss(turn)
             failed = turns.Ending("not_started", f"systemd: {error}", failed=True)
-            self._over(turn, turns.NEVER_BEGAN if turn.stopped else failed)
+            self._over(turn, turns.NEVER_BEGAN if turn.asked else failed)
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.
@@ -236,7 +236,8 @@ class Runner:
         if turn.resident is not None:
             posted, ours = turn.resident.posted, turn.begun is not None
             return turns.resident_ending(turn.record, turn.stopped, ran_s, turn.max_turn, posted, ours)
-        return turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn, turn.delivery.kind)
+        ending = turns.ending(turn.record, turn.stopped, ran_s, turn.max_turn, turn.delivery.kind)
+        return turns.NEVER_BEGAN if ending.back and turn.asked else ending
 
     def _ended(self, turn: Turn) -> None:
         """The turn has no process any more."""
@@ -272,7 +273,7 @@ class Runner:
         One that is still being started is not let run once its scope is up: a stop of the scope now would
         either find none, or make its start a failure, which is tried again.
         """
-        turn.stopped = True
+        turn.stopped = turn.asked = True
         if turn.phase is Phase.STARTING:
             return
         with suppress(SystemdError):  # it is gone

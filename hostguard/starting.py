@@ -104,7 +104,7 @@ class Starter:
                 runner.give_up(turn, turns.Ending("dismissed", reason, back=True))
                 return False
             if not await runner.start_run(turn, mind.limits, caller.pid):
-                why = "it was stopped" if turn.stopped else "systemd did not start its scope"
+                why = "it was stopped" if turn.asked else "systemd did not start its scope"
                 caller.tell({"event": "failed", "detail": why})
                 return False
             caller.tell({"event": "start", "turn": turn.live.id, "unit": turn.live.unit})

@@ -188,8 +188,6 @@ def ending(
     if record.not_started is not None:
         return Ending("not_started", record.not_started, failed=True)
     if not record.released:
-        if stopped:
-            return NEVER_BEGAN
         return Ending("dismissed", "the guard stopped before the command was let run", back=True)
     number = record.signal
     status = 128 + number if number is not None else record.exit

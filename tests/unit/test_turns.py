@@ -36,7 +36,7 @@ TABLE = [
     ("SIGSEGV after max_turn is a crash", died(11), False, 61, 60, "killed", True, False, 139),
     ("cannot execute", Record(True, "/x: Permission denied"), False, 0, None, "not_started", True, False, None),
     ("never let run", Record(), False, 0, None, "dismissed", False, True, None),
-    ("never let run, and stopped", Record(), True, 0, None, "stopped", False, False, None),
+    ("never let run, and stopped", Record(), True, 0, None, "dismissed", False, True, None),
     ("host restarted", None, False, 0, None, "killed", True, False, None),
 ]  # fmt: skip
 
