@@ -24,7 +24,7 @@ from hostguard import sessions
 from hostguard.bus import SystemdError, SystemdLost
 from hostguard.cgroups import populated
 from hostguard.model import Mind
-from hostguard.procs import Process, members, process, storage_bytes
+from hostguard.procs import Process, members, process, storage
 from hostguard.servers import Server, Servers, attach
 from hostguard.systemd import Systemd
 
@@ -140,7 +140,7 @@ class Adopter:
         if visit is None:
             return 0
         now, used, guests = time.monotonic(), self._cpu_s(visit), visit.guests()
-        moved = sum(storage_bytes(pid) for pid in guests)
+        moved = sum(sum(storage(pid) or ()) for pid in guests)
         last = visit.last
         waits = any(found.waits for pid in guests if (found := process(pid)) is not None)
         if last is None or waits or moved != last.moved or used - last.cpu_s > BUSY * (now - last.at):

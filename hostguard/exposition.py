@@ -20,7 +20,7 @@ from hostguard.manager import Manager
 from hostguard.metrics import Histogram
 from hostguard.model import Reason
 from hostguard.pressure import Level
-from hostguard.usage import of_process
+from hostguard.procs import storage
 from hostguard.views import effective_cap
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -52,7 +52,7 @@ class _Guard(Collector):
         yield from self._queue()
         yield from self._pressure()
         yield from self._disk()
-        if (own := of_process(os.getpid())) is not None:
+        if (own := storage(os.getpid())) is not None:
             text = "Bytes that hostguardd itself wrote to storage."
             yield CounterMetricFamily("hostguard_written_bytes", text, own[1])
 

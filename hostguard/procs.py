@@ -44,13 +44,16 @@ def process(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), cpu, fields[0] == b"D")
 
 
-def storage_bytes(pid: int) -> int:
-    """Bytes that the process read from and wrote to storage; 0 if it is gone or that may not be seen."""
+def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
+    """Bytes that the process, with its children that it reaped, read from and wrote to storage.
+
+    None: it is gone, or that may not be seen.
+    """
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("read_bytes", "write_bytes")))
+        counters = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
+        return int(counters["read_bytes"]), int(counters["write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def members(cgroup: Path) -> list[int]:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostguard.device import SYS
-from hostguard.procs import members
-
-PROC = Path("/proc")
+from hostguard.procs import members, storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ def of_scope(cgroup: Path, disk: str | None) -> Usage:
         read, written = in_io_stat((cgroup / "io.stat").read_text(), number_of(disk))
         return Usage(cpu_ms, read, written, "scope")
     except (OSError, ValueError):
-        found = [pair for folder in _below(cgroup) for pid in members(folder) if (pair := of_process(pid))]
+        found = [pair for folder in _below(cgroup) for pid in members(folder) if (pair := storage(pid))]
     if not found:
         return Usage(cpu_ms, None, None, None)
     return Usage(cpu_ms, sum(read for read, _ in found), sum(written for _, written in found), "processes")
@@ -61,15 +59,6 @@ def in_io_stat(text: str, number: str | None) -> tuple[int, int]:
             read += int(counters.get("rbytes", 0))
             written += int(counters.get("wbytes", 0))
     return read, written
-
-
-def of_process(pid: int, proc: Path = PROC) -> tuple[int, int] | None:
-    """(bytes read, bytes written) by a process and its children that it reaped; None if that is not shown."""
-    try:
-        counters = _pairs((proc / str(pid) / "io").read_text())
-        return int(counters["read_bytes:"]), int(counters["write_bytes:"])
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def _below(cgroup: Path) -> list[Path]:

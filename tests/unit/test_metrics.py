@@ -15,7 +15,7 @@ from onqueue import acceptor, message
 from prometheus_client.parser import text_string_to_metric_families
 from test_manager import CRASH, OK, Played, Silent
 
-from hostguard import usage
+from hostguard import procs
 from hostguard.device import Device
 from hostguard.events import Event, Events
 from hostguard.exposition import MINDS_MAX, OTHER, exposition
@@ -209,7 +209,7 @@ def test_the_disk_is_read_at_the_scrape_and_counts_in_seconds(tmp_path):
 
 def test_own_bytes_are_the_kernels_count(tmp_path):
     async def work(manager):
-        at_most = usage.of_process(os.getpid())
+        at_most = procs.storage(os.getpid())
         assert 0 <= scrape(manager)["hostguard_written_bytes_total",] <= at_most[1]
 
     on_manager(tmp_path, work)

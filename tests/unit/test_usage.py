@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hostguard.usage import Usage, in_io_stat, number_of, of_process, of_scope
+from hostguard.procs import storage
+from hostguard.usage import Usage, in_io_stat, number_of, of_scope
 
 IO_STAT = """\
 179:0 rbytes=4096 wbytes=1048576 rios=1 wios=9 dbytes=0 dios=0
@@ -49,7 +50,7 @@ def test_without_counters_the_processes_are_summed_up_also_those_below(tmp_path:
             folder.mkdir(exist_ok=True)
             (folder / "cgroup.procs").write_text(f"{child.pid}\n")
         used = of_scope(tmp_path, None)
-        each = [of_process(child.pid) for child in children]
+        each = [storage(child.pid) for child in children]
     finally:
         for child in children:
             child.communicate()
@@ -65,10 +66,10 @@ def test_a_scope_that_is_gone_has_used_nothing_known(tmp_path: Path) -> None:
 
 
 def test_a_process_that_may_not_be_seen_counts_as_unknown(tmp_path: Path) -> None:
-    assert of_process(7, tmp_path) is None
+    assert storage(7, tmp_path) is None
     (tmp_path / "7").mkdir()
     (tmp_path / "7/io").write_text("rchar: 1\n")
-    assert of_process(7, tmp_path) is None
+    assert storage(7, tmp_path) is None
 
 
 def test_the_number_of_a_disk(tmp_path: Path) -> None:

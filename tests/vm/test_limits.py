@@ -130,6 +130,18 @@ def test_a_running_turn_is_given_another_limit(machine: Machine) -> None:
     end(machine, row, cgroup)
 
 
+def test_what_a_turn_has_written_is_told_from_its_scope(machine: Machine) -> None:
+    row, cgroup = running(machine, "long")
+    counted = f"sed -n 's/^{DISK} .* wbytes=\\([0-9]*\\).*/\\1/p' {cgroup}/io.stat"
+    machine.wait_for(lambda: int(machine.sh(counted) or 0) > BANDWIDTH)
+    before = int(machine.sh(counted))
+    [turn] = machine.get("/v1/turns")["turns"]
+    assert turn["counted"] == "scope"
+    assert before <= turn["write_bytes"] <= int(machine.sh(counted))
+    assert turn["cpu_ms"] > 0
+    end(machine, row, cgroup)
+
+
 def written_s(machine: Machine, cgroup: str) -> float:
     """Bytes/s that the cgroup writes, over four seconds."""
     begin, end, before, after = map(float, machine.sh(WINDOW.format(stat=f"{cgroup}/io.stat")).split())
