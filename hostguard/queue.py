@@ -136,7 +136,7 @@ class Queue:
             return op(self._reader)
         except sqlite3.Error as error:
             self._suspect(error)
-            raise Unavailable(f"{self.path}: {error}") from error
+            raise Unavailable(f"{self.path}: {self.trouble or error}") from error
 
     # -- the writing thread
 
@@ -203,8 +203,6 @@ class Queue:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in NO_WRITES:
                 self._set_trouble(_explained(error, self.path))
-            elif self.trouble is not None and _is_damage(error):
-                pass  # of a file that cannot be read SQLite says that, too: on a card that ext4 has shut down
             elif isinstance(error, sqlite3.Error):
                 log.error("cannot write to %s: %s", self.path, error)
                 self._suspect(error)
@@ -255,8 +253,12 @@ class Queue:
                 self._loop.call_soon_threadsafe(self.on_trouble)
 
     def _suspect(self, error: sqlite3.Error) -> None:
-        """Report damage. Not on the event loop: it touches the disk."""
-        if _is_damage(error):
+        """Report damage. Not on the event loop: it touches the disk.
+
+        While the card fails it is none: what cannot be read, as on a file system that has shut down, SQLite
+        takes for malformed, too.
+        """
+        if self.trouble is None and _is_damage(error):
             with suppress(OSError):  # a card that fails is read-only soon
                 suspect_mark(self.path).touch()
             self._loop.call_soon_threadsafe(self.on_damage, f"{self.path} is damaged: {error}")

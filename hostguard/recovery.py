@@ -15,15 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from hostguard import deliveries, paths, turns
 from hostguard.clock import now_ms
 from hostguard.live import Phase, Resident, Turn
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Kind, LiveTurn, State, Waited
+from hostguard.queue import Unavailable
 from hostguard.units import turn_unit
 
 log = logging.getLogger(__name__)
+
+STORED_S = 5.0  # for a card that stalls: the guard is needed then
 
 
 async def recover(manager: Manager) -> None:
@@ -78,6 +82,10 @@ async def recover(manager: Manager) -> None:
         len(live),
         (time.monotonic() - begun) * 1000,
     )
+    if known or folded:
+        # On a full card it shows now that the ends cannot be stored; what waits behind them must not start.
+        with suppress(Unavailable, TimeoutError):
+            await asyncio.wait_for(queue.write(lambda db: None), STORED_S)
     manager.hasten(now_ms())
     manager.ready = True
     manager.pump()

@@ -112,6 +112,8 @@ def test_what_looks_like_damage_while_the_card_fails_is_not_taken_for_it(tmp_pat
         with pytest.raises(Unavailable):
             await put(queue, message())
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        with pytest.raises(Unavailable, match="disk I/O error"):
+            await queue.read(damaged)
         with pytest.raises(Unavailable):
             await queue.write(damaged)
         await put(queue, message())
