@@ -146,7 +146,8 @@ def see(host: Host, role: str) -> bool:
     if role == "mind":
         paths = ("status", "minds", "turns", "limits", "events?follow=0")
         return host.api_by_token(*(("GET", f"/v1/{path}") for path in paths))
-    return host.all_or_none(role, ("status",), ("minds",), ("turns",), ("limit", "show"), ("events",))
+    looks = ("status",), ("minds",), ("turns",), ("limit", "show"), ("events",), ("metrics",)
+    return host.all_or_none(role, *looks)
 
 
 def see_queue(host: Host, role: str) -> bool:
@@ -277,7 +278,7 @@ def list_scopes(host: Host, role: str) -> bool:
 
 
 PROBES: dict[str, Probe] = {
-    "see status, minds, turns, limits, events": see,
+    "see status, minds, turns, limits, events, metrics": see,
     "see the queue, with what the messages say": see_queue,
     "send a message to a mind or a channel, as anybody": send_as_anybody,
     "send a message to another mind, under its own name": send_as_itself,
