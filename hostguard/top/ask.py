@@ -41,6 +41,8 @@ class Asker(threading.Thread):
             said = None
             with suppress(queue.Empty):
                 said = _asked(self._asks.get(timeout=EVERY_S))
+            if said is None and not self.answers.empty():
+                continue  # the terminal takes no more: nobody looks
             try:
                 self.answers.put(status())
             except CliError as error:

@@ -48,7 +48,6 @@ class Terminal:
         for fd in (self._woken, self._wake):
             os.set_blocking(fd, False)
         self._stop_asked = False
-        self.written = 0  # bytes
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -110,7 +109,8 @@ class Terminal:
 
     def _leave(self) -> None:
         with suppress(Ended, termios.error):  # it is gone
-            termios.tcsetattr(self._in, termios.TCSAFLUSH, self._before)
+            termios.tcsetattr(self._in, termios.TCSANOW, self._before)  # also while the line is stopped
+            termios.tcflush(self._in, termios.TCIFLUSH)
             if self.moves:
                 # What knows no other screen keeps ours: the prompt goes below it.
                 self._write(f"\x1b[m\x1b[{self.size()[1]};1H\r\n{LEAVE}")
@@ -118,10 +118,8 @@ class Terminal:
     def _write(self, text: str) -> None:
         if self.ink is ASCII:
             text = text.replace("…", "~")
-        raw = text.encode(
-            sys.stdout.encoding or "ascii", "replace"
-        )  # keeps the columns, as nothing else does
-        self.written += len(raw)
+        # A "?" for what cannot be shown keeps the columns, as nothing else does.
+        raw = text.encode(sys.stdout.encoding or "ascii", "replace")
         try:
             while raw:
                 raw = raw[os.write(self._out, raw) :]

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import termios
 import time
+import unicodedata
 from collections.abc import Callable
 from types import TracebackType
 
@@ -79,13 +80,16 @@ class Screen:
                 self._y -= 1
         elif char == "\b":
             self._x = max(0, self._x - 1)
+        elif unicodedata.combining(char):
+            self.cells[self._y][self._x - 1] += char
         else:
-            if self._x == self.width:
+            wide = 2 if unicodedata.east_asian_width(char) in "WF" else 1
+            if self._x + wide > self.width:
                 self._put("\r")
                 self._put("\n")
-            self.cells[self._y][self._x] = char
-            self._sgr[self._y][self._x] = self._style
-            self._x += 1
+            self.cells[self._y][self._x : self._x + wide] = [char, ""][:wide]
+            self._sgr[self._y][self._x : self._x + wide] = [self._style] * wide
+            self._x += wide
 
     def _do(self, private: bool, arguments: str, what: str) -> None:
         numbers = [int(text or 0) for text in arguments.split(";")]

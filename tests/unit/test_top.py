@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from screen import Screen
 from standin import ROOT, StandIn
@@ -206,6 +206,7 @@ def test_bytes_take_four_columns(count: int | None, shown: str) -> None:
     assert _bytes(count) == shown
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 49))
 def test_bytes_never_take_more(count: int) -> None:
     assert len(_bytes(count)) <= 4
@@ -241,6 +242,7 @@ def test_what_a_terminal_sends(raw: bytes, keys: list[str], rest: bytes) -> None
     assert names(raw) == (keys, rest)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_whatever_comes_is_keys(raw: bytes) -> None:
     ui = Ui()
@@ -374,6 +376,7 @@ SPAN = st.tuples(
 LINE = st.lists(SPAN, max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(LINE, min_size=3, max_size=3), min_size=1, max_size=4))
 def test_after_any_screens_the_last_one_is_shown(screens: list[list[Line]]) -> None:
     painter = Painter(True, True)
@@ -384,6 +387,12 @@ def test_after_any_screens_the_last_one_is_shown(screens: list[list[Line]]) -> N
     fresh.feed(Painter(True, True).paint(screens[-1]))
     assert shown.text == fresh.text
     assert not any("漢" in text for line in screens[-1] for text, _ in line) or "漢" in shown.text
+
+
+def test_changes_near_each_other_are_sent_as_one() -> None:
+    painter = Painter(False, False)
+    painter.paint([[("a" * 40, "")]])
+    assert painter.paint([[("bab" + "a" * 36 + "b", "")]]) == "\x1b[1;1Hbab\x1b[1;40Hb"
 
 
 @pytest.mark.parametrize(
