@@ -6,7 +6,7 @@ from time import time
 
 from hostguard import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
-from hostguard.cli.news import Line, busy_minds, news
+from hostguard.cli.news import QUIET, Line, busy_minds, news
 from hostguard.cli.show import as_json as as_json_text
 from hostguard.cli.show import colours, cut, safe, terminal_size
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
@@ -86,7 +86,7 @@ def screen(status: Any, now: int, width: int | None, height: int | None, colour:
         if len(shown) < len(live):
             lines.append(_fit(f"and {len(live) - len(shown)} more: hostguard turns", width))
     if status.get("minds"):
-        room = None if height is None else height - 1 - len(lines) - 3
+        room = None if height is None else height - 1 - len(lines) - 5
         lines += ["", *_minds(status, width, room)]
     elif "minds" in status:
         lines += ["", *FIRST_STEPS.splitlines()]
@@ -110,7 +110,7 @@ def _minds(status: Any, width: int | None, room: int | None) -> list[str]:
     lines = minds_waiting(status, shown, width).splitlines() if shown else []
     if len(shown) < len(busy):
         lines.append(_fit(f"and {len(busy) - len(shown)} more: hostguard minds", width))
-    rest = [mind["name"] for mind in status["minds"] if mind not in busy]
-    if rest:
-        lines.append(_fit(f"idle or asleep: {safe(', '.join(rest))}", width))
+    for state in QUIET:
+        if rest := [mind["name"] for mind in status["minds"] if mind["state"] == state and mind not in busy]:
+            lines.append(_fit(f"{state}: {safe(', '.join(rest))}", width))
     return lines

@@ -90,7 +90,7 @@ def test_a_mind_sleeps_and_wakes_from_the_command_line(host: ResidentHost) -> No
     assert cli("sleep", "m").stdout == "m sleeps\n"
     row = host.send("m", "for later", channel="#c")
     assert host.guard.json("queue", str(row))["hold"]["reason"] == "asleep"
-    assert "asleep" in cli("status").stdout
+    assert "asleep: hostguard wake m" in cli("status").stdout
     assert cli("wake", "m").stdout.startswith("m is awake: ")
     host.done(row)
     assert bob.contents().count("for later") == 1

@@ -37,7 +37,7 @@ CALM = """\
    running  no turns, cap 2
    daemon   runs since 2026-12-31 22:00:00, version 0.2.0, disk /dev/mmcblk0
 
-idle or asleep: ada, bob, carol"""
+idle: ada, bob, carol"""
 
 STALLED = """\
 !! disk     stalled for 12s: 3 requests in flight, none completed for 13.5 s
@@ -58,7 +58,8 @@ dave   paused   0/1    1     >2h     paused: hostguard resume dave
 carol  idle     0/1    11    24s     disk not calm (turn 17)
 ada    in_turn  1/1    1     3s      session busy (turn 17)
 bob    in_turn  1/1    0
-idle or asleep: erin, frank"""
+idle: erin
+asleep: frank"""
 
 
 @pytest.mark.parametrize(("told", "shown"), [(status(), CALM), (stalled(), STALLED)])
