@@ -40,7 +40,7 @@ def command(once: bool, as_json: bool) -> int:
         return 0
     shown = ask.once()
     if as_json:
-        print_json({name: value for name, value in asdict(shown).items() if name != "used"})
+        print_json(asdict(shown))
     else:
         click.echo(draw.plain(draw.screen(shown, keys.Ui(), terminal_width(), None, draw.ASCII)))
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 from hostguard import client
 from hostguard.cli.errors import CliError
 from hostguard.top.keys import Ask
-from hostguard.top.model import Look, View, view
+from hostguard.top.model import View, look, view
 
 EVERY_S = 1.0
 READ_S = 5.0  # the daemon answers from memory: longer, and it is in trouble
@@ -68,7 +68,7 @@ def _asked(ask: Ask) -> str:
 
 def once(seconds: float = EVERY_S) -> View:
     """What is shown, from two looks so far apart, so that there are rates. Raises CliError."""
-    first = Look(time.monotonic(), view(status(), 0, 0.0, None).used)
+    first = look(status(), time.monotonic())
     time.sleep(seconds)
     second = status()
     return view(second, round(time.time() * 1000), time.monotonic(), first)

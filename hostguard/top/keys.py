@@ -159,7 +159,7 @@ def _cap(ui: Ui, view: View, by: int) -> tuple[Ui, Ask | None]:
     """One more or less. Without a cap the first step down is to what runs now."""
     if view.cap is None and by > 0:
         return replace(ui, said="there is no global cap to raise"), None
-    cap = max(len(view.used), 1) if view.cap is None else view.cap + by
+    cap = max(view.live, 1) if view.cap is None else view.cap + by
     if cap < 1:
         return replace(ui, said="not below 1; P pauses all minds"), None
     body: dict[str, object] = {

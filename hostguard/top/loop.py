@@ -10,7 +10,7 @@ from hostguard.cli.errors import CliError
 from hostguard.top.ask import Asker
 from hostguard.top.draw import away, screen
 from hostguard.top.keys import Quit, Ui, press
-from hostguard.top.model import Look, View, view
+from hostguard.top.model import Look, View, look, view
 from hostguard.top.terminal import Terminal
 
 RATE_S = 0.9  # a rate is over this at least: a look that a key brought is too near to the one before
@@ -63,7 +63,7 @@ class Top:
     def _look(self, status: Any) -> None:
         self._status, self._at, self._mono = status, round(time.time() * 1000), time.monotonic()
         if self._mono - self._last.at >= RATE_S:
-            self._base, self._last = self._last, Look(self._mono, view(status, 0, 0.0, None).used)
+            self._base, self._last = self._last, look(status, self._mono)
 
     def _view(self) -> View:
         slots = max(10, min(60, self._terminal.size()[0] - 20))

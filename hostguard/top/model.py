@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hostguard.cli.news import Line, allowed, busy_minds, news, waits, why
@@ -77,7 +77,7 @@ class View:
     turns: tuple[TurnRow, ...]
     minds: tuple[MindRow, ...]
     idle: int  # minds that are not shown
-    used: Mapping[str, Used] = field(repr=False, default_factory=dict)
+    live: int  # turns, shown or not
 
 
 def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "", slots: int = 60) -> View:
@@ -85,7 +85,6 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
 
     `wanted` is part of the mind's, the session's or the turn's name of those that are shown.
     """
-    used = {turn["unit"]: _used(turn) for turn in status["live"]}
     turns = [_turn(turn, at, mono, before) for turn in status["live"] if _is_wanted(wanted, turn)]
     # Who has written most stands first: that changes seldom, so that lines do not jump.
     turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -(turn.age_s or 0)))
@@ -103,8 +102,13 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
         tuple(turns),
         tuple(_mind(mind, status, at) for mind in shown),
         len(status["minds"]) - len(shown),
-        used,
+        len(status["live"]),
     )
+
+
+def look(status: Any, mono: float) -> Look:
+    """What is to be remembered of a status for the rates of a later one."""
+    return Look(mono, {turn["unit"]: _used(turn) for turn in status["live"]})
 
 
 def levels(changes: Sequence[Any], now_level: str, started: int, at: int, slots: int) -> tuple[str, ...]:

@@ -141,13 +141,17 @@ def test_from_the_first_start_to_turns(pat: Pat) -> None:
     assert "ada" in pat.json("minds")["minds"][0]["name"]
 
 
-def test_logs_are_of_the_users_own_journal(pat: Pat) -> None:
+def test_logs_and_top_show_the_users_own_turns(pat: Pat) -> None:
     command = "sh -c 'echo said by $HOSTGUARD_TURN; sleep 300'"
     pat.cli("mind", "add", "loud", "--command", command, "--user", USER)
     pat.cli("reload")
     row = str(pat.json("send", "@loud", "work")["deliveries"][0]["id"])
     for what in (row, "loud"):
         wait_for(lambda what=what: f"said by {row}\n" in pat.cli("logs", what).stdout)  # type: ignore[misc]
+    [turn] = pat.json("top")["turns"]
+    assert (turn["id"], turn["mind"]) == (row, "loud")
+    assert turn["cpu_percent"] is not None
+    assert turn["write_rate"] is not None, "the user's own processes may be seen"
     pat.cli("stop", row)
     wait_for(lambda: not pat.scopes())
 
