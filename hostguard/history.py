@@ -1,7 +1,7 @@
 """How the host was: the cap, the pressure, what ran and waited, how slow the disk was, its troubles. Pure.
 
-A Point tells the worst of some seconds, and what held from then on until the next: while nothing changes there
-is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
+A Point tells the worst of some seconds, and what held from then on until the next: while nothing changes
+there is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
 """
 
 from __future__ import annotations

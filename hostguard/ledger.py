@@ -117,8 +117,9 @@ class Ledger:
         """
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
-        result = turns.result(ending, turn.record, max(0, now - turn.since), waited)
-        self.written[row.mind] += result["write_bytes"] or 0
+        result = turns.result(ending, turn.record, max(0, now - turn.since), waited, turn.used)
+        if row is turn.delivery:  # what folded into its turn has the same bytes
+            self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
             again = ending.back and self._callers.waits(row.id)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from hostguard.model import NOT_HELD, Delivery, LiveTurn, Waited
 from hostguard.spawner import Stub
 from hostguard.turns import Ending, Record
+from hostguard.usage import Usage
 
 
 class Phase(StrEnum):
@@ -59,6 +60,7 @@ class Turn:
     begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
     released: bool = False  # this guard let the command run
     record: Record | None = None  # read at the end
+    used: Usage | None = None  # read at the end, where no record tells
     stopped: bool = False  # somebody asked for its end, perhaps systemd as the host shuts down
     asked: bool = False  # we were asked to stop it, so that it is not to start again
     revoked: bool = False  # must not start after all: paused since it was admitted

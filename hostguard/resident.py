@@ -263,6 +263,7 @@ class Residents:
         if resident.ending is None and turn in self._runner.live:
             resident.ending = ending
             turn.phase = Phase.ENDING
+            self._runner.account(turn)
             self._runner.live.close_input(turn)
             self._manager.keep(asyncio.create_task(self._send_home(turn)))
 

@@ -19,6 +19,7 @@ from hostguard.live import Live, Phase, Turn
 from hostguard.model import Kind, Limits, LiveTurn, Mind
 from hostguard.spawner import Spawner, Stub, anchor, release
 from hostguard.systemd import Scope, Systemd
+from hostguard.usage import of_scope
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,14 @@ class Runner:
             if turn.live.id is not None:
                 self._leaving.add(turn.live.unit)
                 self._reap_soon()
+            self.account(turn)
             self._on_over(turn, ending)
+
+    def account(self, turn: Turn) -> None:
+        """Read what the turn used, while its scope is there, if that is not known and no record tells."""
+        if turn.used is None and turn.delivery and not (turn.record and turn.record.account):
+            disk = Path(self.device).name if self.device else None
+            turn.used = of_scope(self.cgroup(turn.live.unit, turn.live.mind), disk)
 
     def give_up(self, turn: Turn, ending: turns.Ending) -> None:
         """Free the slot of a turn that is not brought up after all."""

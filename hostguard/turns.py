@@ -12,6 +12,7 @@ from typing import Any
 
 from hostguard import paths, payload
 from hostguard.model import Delivery, Kind, Mind, Waited
+from hostguard.usage import Usage
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -232,10 +233,17 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def result(end: Ending, record: Record | None, run_ms: int, waited: Waited) -> dict[str, Any]:
-    """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none."""
+def result(
+    end: Ending, record: Record | None, run_ms: int, waited: Waited, used: Usage | None = None
+) -> dict[str, Any]:
+    """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none.
+
+    `used` tells of a turn without a record of its own. What it sums up over processes is left out: those of a
+    resident mind worked before the turn, too.
+    """
     account = record.account if record else {}
     cpu = account.get("cpu_usec")
+    scope = used if used is not None and used.counted == "scope" else None
     return {
         "outcome": end.outcome,
         "exit": end.exit,
@@ -243,8 +251,8 @@ def result(end: Ending, record: Record | None, run_ms: int, waited: Waited) -> d
         "run_ms": run_ms,
         "held_ms": waited.ms,
         "held_for": waited.reason,
-        "cpu_ms": None if cpu is None else cpu // 1000,
+        "cpu_ms": cpu // 1000 if cpu is not None else used and used.cpu_ms,
         "memory_peak": account.get("memory_peak"),
-        "read_bytes": account.get("read_bytes"),
-        "write_bytes": account.get("write_bytes"),
+        "read_bytes": account.get("read_bytes", scope and scope.read_bytes),
+        "write_bytes": account.get("write_bytes", scope and scope.write_bytes),
     }

@@ -109,3 +109,18 @@ def test_a_stall_is_told_while_it_lasts_and_after_a_restart(pressed: PressedHost
     assert "stalled" in after["level"]
     assert max(took or 0 for took in after["await_ms"]) > 1000
     assert "a" in [mind["name"] for mind in after["minds"]]
+
+
+def test_a_command_run_by_hand_is_accounted_for_by_its_scope(guard: Guard) -> None:
+    """As far as systemd has left the scope in place until the guard looked: so more than once."""
+    guard.start(CONFIG)
+    busy = ("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done")
+    with GuardedHost(guard).api as api:
+        for count in range(1, 20):
+            guard.cli("run", "--mind", "bob", "--", *busy)
+            mind = api.get(f"/v1/report?since_s={3600 + count}").json()["minds"][0]  # anew each time
+            assert (mind["name"], mind["turns"]) == ("bob", count)
+            if mind["cpu_ms"] is not None:
+                break
+    assert mind["cpu_ms"] >= 20
+    assert mind["write_bytes"] is None  # no guest has the io controller; see usage.py

@@ -4,6 +4,7 @@ import pytest
 
 from hostguard.model import NOT_HELD, Reason, Waited
 from hostguard.turns import Record, backoff, ending, parse_record, resident_ending, result, row_of, turn_id
+from hostguard.usage import Usage
 
 RAN = Record(released=True)
 
@@ -105,3 +106,14 @@ def test_result_says_none_where_the_kernel_gave_nothing():
         ending(exited(0), False, 1, None), Record(True, None, 0, None, {"cpu_usec": 2500}), 1, NOT_HELD
     )
     assert shown["cpu_ms"] == 2
+
+
+def test_a_turn_without_a_record_is_told_of_by_its_scope_alone():
+    of_scope, of_processes = Usage(7, 1, 2, "scope"), Usage(7, 1, 2, "processes")
+    shown = result(ending(exited(0), False, 1, None), None, 1, NOT_HELD, of_scope)
+    assert (shown["cpu_ms"], shown["read_bytes"], shown["write_bytes"]) == (7, 1, 2)
+    shown = result(ending(exited(0), False, 1, None), None, 1, NOT_HELD, of_processes)
+    assert (shown["cpu_ms"], shown["read_bytes"], shown["write_bytes"]) == (7, None, None)
+    told = Record(True, None, 0, None, {"cpu_usec": 2500, "read_bytes": 5, "write_bytes": 0})
+    shown = result(ending(exited(0), False, 1, None), told, 1, NOT_HELD, of_scope)
+    assert (shown["cpu_ms"], shown["read_bytes"], shown["write_bytes"]) == (2, 5, 0)
