@@ -32,7 +32,7 @@ def source(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(request: pytest.FixtureRequest, image: Path, source: Path) -> Iterator[Machine]:
-    """One machine for the file's tests, with an empty card. APPEND in the file: words for the kernel."""
+    """One machine for the file's tests, with an empty card. APPEND in the file: one of qemu.STATES."""
     with Machine(image, source, getattr(request.module, "APPEND", "")) as made:
         request.config.stash[UP] = made
         yield made

@@ -1,6 +1,6 @@
-"""QEMU without KVM, with an emulated SD card: its command line, its control socket, and a saved state to start from.
+"""QEMU without KVM, with an emulated SD card: its command line, its control socket, and saved states to start from.
 
-qemu.py save FOLDER    boot the disk of `image` once, and keep the state a moment after that
+qemu.py save FOLDER    boot the disk of `image` with each of STATES, and keep the state a moment after that
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ TRIES = 3  # a cold boot of trixie crashed once in seven
 MEMORY_M = 768
 KERNEL = (
     "root=/dev/vda console=ttyS0 quiet loglevel=4 nokaslr mitigations=off net.ifnames=0 no_timer_check tsc=reliable "
-    "random.trust_cpu=on audit=0 cryptomgr.notests panic=-1 systemd.show_status=false"
+    "random.trust_cpu=on audit=0 cryptomgr.notests panic=-1 systemd.show_status=false "
+    # A timer's interrupt got lost once in some runs of trixie: with ticks the guest does not sleep until the next one.
+    "nohz=off highres=off"
 )
+# More words for the kernel -> name of the state that is saved with them.
+STATES = {"": "plain", "cgroup_disable=io": "no_io", "cgroup_disable=memory": "no_memory"}
 # What hostguard and the tests use goes into the page cache before the state is saved.
 WARM = """
 python3 -c 'import click, croniter, dbus_next.aio, h11, psutil, pystemd, sqlite3, starlette, uvicorn'
@@ -36,21 +40,21 @@ class Qemu:
     """A running QEMU. `image`: the folder of `image`; `run`: an empty folder for its files, which are
     console.log, records (what the guest writes to /dev/virtio-ports/records), agent and qmp (sockets).
 
-    With `saved` it goes on from the saved state, else it boots, with `append` on the kernel's command line.
+    With `saved` it goes on from the state that was saved with `append`, one of STATES, else it boots.
     `card` and `source` are raw disk images; `source` is only read.
     """
 
     def __init__(
-        self, image: Path, run: Path, card: Path, source: Path, *, append: str = "", saved: bool = True,
-        disk: str = "base.qcow2",
-    ) -> None:  # fmt: skip
+        self, image: Path, run: Path, card: Path, source: Path, append: str, *, saved: bool = True
+    ) -> None:
         self.run = run
         for old in ("agent", "qmp", "disk.qcow2"):
             (run / old).unlink(missing_ok=True)
-        kind = "qcow2" if disk.endswith(".qcow2") else "raw"
+        name = STATES[append]
+        kind, disk = ("qcow2", f"{name}.qcow2") if saved else ("raw", "disk.raw")
         command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", kind, "-b", str(image / disk)]
         subprocess.run([*command, str(run / "disk.qcow2")], check=True)
-        state = ["-incoming", f"exec:cat {image}/state"] if saved else []
+        state = ["-incoming", f"exec:cat {image}/{name}.state"] if saved else []
         with open(run / "qemu.err", "ab") as errors:
             self.process = subprocess.Popen(
                 # Whatever becomes of the tests, no QEMU stays behind.
@@ -154,12 +158,17 @@ def arguments(image: Path, run: Path, card: Path, source: Path, append: str) -> 
 
 
 def save(image: Path) -> None:
-    """Boot `disk.raw` of the folder; leaves base.qcow2 and state. Raises RuntimeError."""
+    """Boot `disk.raw` of the folder; leaves a disk and a state for each of STATES. Raises RuntimeError."""
+    for append in STATES:
+        _insist(image, append)
+
+
+def _insist(image: Path, append: str) -> None:
     for tried in range(1, TRIES + 1):
         with tempfile.TemporaryDirectory(prefix="hostguard-vm-") as folder:
             run = Path(folder)
             try:
-                _save(image, run)
+                _save(image, run, append)
             except (RuntimeError, TimeoutError) as error:
                 log = (run / "console.log").read_text(errors="replace")
                 print(f"boot {tried} of {TRIES} failed: {error}\n{log}", file=sys.stderr)
@@ -168,28 +177,30 @@ def save(image: Path) -> None:
     raise RuntimeError("the machine does not boot")
 
 
-def _save(image: Path, run: Path) -> None:
+def _save(image: Path, run: Path, append: str) -> None:
     source = run / "source"
     with source.open("wb") as file:
         file.truncate(64 << 20)  # virtio tells the guest its size, which is in the saved state
-    qemu = Qemu(image, run, image / "card.raw", source, saved=False, disk="disk.raw")
+    name = STATES[append]
+    qemu = Qemu(image, run, image / "card.raw", source, append, saved=False)
     try:
         began = time.monotonic()
         qemu.answer(qemu.ask("sh", command="systemctl is-system-running --wait", timeout=BOOT_S), BOOT_S)
-        print(f"booted in {time.monotonic() - began:.1f} s")
+        print(f"{name}: booted in {time.monotonic() - began:.1f} s")
         print(qemu.answer(qemu.ask("sh", command=WARM, timeout=BOOT_S), BOOT_S)["out"])
         qemu.qmp("stop")
-        qemu.qmp("migrate", uri=f"exec:cat >{image}/state")
+        qemu.qmp("migrate", uri=f"exec:cat >{image}/{name}.state")
         while (now := qemu.qmp("query-migrate"))["status"] not in ("completed", "failed"):
             time.sleep(0.1)
         if now["status"] == "failed":
             raise RuntimeError(f"the state cannot be saved: {now}")
         qemu.qmp("quit")
         qemu.kill()
-        base = shutil.move(run / "disk.qcow2", image / "base.qcow2")
+        base = shutil.move(run / "disk.qcow2", image / f"{name}.qcow2")
         # By its bare name: the folder is moved when it is complete.
         subprocess.run(["qemu-img", "rebase", "-u", "-F", "raw", "-b", "disk.raw", base], check=True)
-        print(f"saved after {time.monotonic() - began:.1f} s, {(image / 'state').stat().st_size >> 20} MiB")
+        size = (image / f"{name}.state").stat().st_size >> 20
+        print(f"{name}: saved after {time.monotonic() - began:.1f} s, {size} MiB")
     finally:
         qemu.kill()
 
