@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from machine import MOUNT, Machine
 
 BIG = 60_000  # bytes of a message that does not fit beside what is left in the file
+SMALL = 32 << 10  # bytes of room that are enough for most of what the guard writes
 TOLD = "/run/told"
 SAY = f"$HOSTGUARD_DELIVERY >>{TOLD}"
 TURN = f"echo begin {SAY}; until [ -e /run/go ]; do sleep 0.2; done; echo end {SAY}"
@@ -20,6 +21,21 @@ SHOWN = "MainPID,NRestarts,ActiveState"
 
 @pytest.fixture(scope="module", autouse=True)
 def _guard(machine: Machine) -> None:
+    begin(machine)
+
+
+@pytest.fixture(autouse=True)
+def _anew_after_a_failure(machine: Machine, request: pytest.FixtureRequest) -> Iterator[None]:
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        machine.power_cut()
+        machine.new_card()
+        machine.boot()
+        begin(machine)
+
+
+def begin(machine: Machine) -> None:
     machine.sh("mount -o remount,errors=remount-ro /card")
     machine.start_guard(CONFIG)
 
@@ -65,7 +81,8 @@ def nothing_is_stored_or_started(machine: Machine, first: int, second: int) -> N
 
     let_go(machine)
     machine.wait_for(lambda: machine.get("/v1/status")["turns"] == 0)
-    assert machine.get(f"/v1/deliveries/{second}/why")["reason"] == "no_writes"
+    status, why = machine.ask("GET", f"/v1/deliveries/{second}/why")
+    assert status == 503 or why["reason"] == "no_writes"  # newer kernels let nothing be read after an error
     time.sleep(3)
     assert told(machine, "end").count(first) == 1
     assert second not in told(machine, "begin"), "how it ends could not be stored"
@@ -79,16 +96,20 @@ def all_is_well(machine: Machine, *rows: int) -> None:
     assert set(Counter(told(machine, "begin")).values()) == {1}, "a turn ran again"
 
 
-def use_up(machine: Machine) -> None:
-    """The card's last block, also of those that are root's."""
-    machine.sh("fallocate -l 600M /card/fill; dd if=/dev/zero of=/card/more bs=4k", check=False)
+def use_up(machine: Machine, left: int = 0) -> None:
+    """Use the card up to its last block, also of those that are root's, but for some bytes."""
+    machine.sh(
+        "fallocate -l 600M /card/fill; for i in 1 2 3; do sync; dd if=/dev/zero bs=4k >>/card/more; done; "
+        f"truncate -s -{left} /card/more; sync",
+        check=False,
+    )
 
 
-def fill(machine: Machine) -> None:
-    """Use the card up until the guard cannot write: what is left in a file's block takes small writes still."""
-    use_up(machine)
+def fill(machine: Machine, left: int = 0) -> None:
+    """Use the card up until the guard cannot write."""
 
     def full() -> bool:
+        use_up(machine, left)  # again: what was freed is there only after the journal's next commit
         machine.ask("POST", "/v1/deliveries", {"to": "@ada", "content": "x" * BIG})
         time.sleep(3)
         return problems(machine) == ["no_writes"]
@@ -100,9 +121,10 @@ def free(machine: Machine) -> None:
     machine.sh("rm /card/fill /card/more")
 
 
-def test_a_full_card(machine: Machine) -> None:
+@pytest.mark.parametrize("left", [0, SMALL], ids=["to the last block", "but for small writes"])
+def test_a_full_card(machine: Machine, left: int) -> None:
     first, second = two(machine)
-    fill(machine)
+    fill(machine, left)
     nothing_is_stored_or_started(machine, first, second)
     free(machine)
     all_is_well(machine, first, second)
@@ -116,21 +138,24 @@ def test_a_start_on_a_full_card(machine: Machine) -> None:
     machine.systemctl("stop", "hostguard")  # which frees the room of the log
     use_up(machine)
     machine.systemctl("start", "hostguard")
-    nothing_is_accepted(machine, "hostguard send @ada hello", "hostguard status")
+    nothing_is_accepted(machine)
+    assert second not in told(machine, "begin")
     free(machine)
     machine.wait_for(lambda: machine.status("hostguard status")[0] == 0)
     all_is_well(machine, first, second)
 
 
-def nothing_is_accepted(machine: Machine, *commands: str) -> None:
-    for command in commands:
-        code, said = machine.status(command)
-        assert code == 1
-        assert "full" in said
+def nothing_is_accepted(machine: Machine) -> None:
+    """What people see, whether or not there was room enough to open the queue."""
+    code, said = machine.status(f"hostguard send @ada $(printf %{BIG}s | tr ' ' x)")
+    assert code == 1
+    assert "full" in said
+    machine.wait_for(
+        lambda: "full" in machine.sh("systemctl status hostguard; hostguard status", check=False)
+    )
     shown = service(machine)
     assert "NRestarts=0" in shown
     assert "ActiveState=active" in shown
-    assert "full" in machine.sh("systemctl status hostguard")
 
 
 def read_only(machine: Machine) -> None:
