@@ -1,14 +1,16 @@
 """Runs the demo on a card that stops, with `hostguard top` on a terminal beside it, and keeps the screen as SVG.
 
-usage: picture.py FILE, in a guest.
+usage: picture.py FILE REPORT, in a guest. REPORT is what `hostguard report` writes once nothing waits.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -37,13 +39,12 @@ def svg(ansi: str) -> str:
 
 
 def main() -> None:
-    top = [
+    hostguard = [
         "env",
         "HOSTGUARD_RUNTIME=/run/hostguard-quickstart/run",
         sys.executable,
         "-m",
         "hostguard.cli",
-        "top",
     ]
     demo = [str(ROOT / "packaging/quickstart"), "--stop", f"{STILL_S:g}"]
     with subprocess.Popen(demo, stdout=subprocess.PIPE, text=True) as process:
@@ -52,12 +53,15 @@ def main() -> None:
             print(line, end="")
             if line.startswith("stopped:"):
                 break
-        with OnScreen(*top, width=WIDTH, height=HEIGHT) as screen:
+        with OnScreen(*hostguard, "top", width=WIDTH, height=HEIGHT) as screen:
             screen.wait(r"^!! disk +stalled", 60)
             screen.watch(KEPT_S)
             kept = screen.screen.ansi
             screen.press("q")
             screen.ended()
+        while json.loads(subprocess.check_output([*hostguard, "status", "--json"]))["held"]:
+            time.sleep(1)
+        subprocess.run([*hostguard, "report", "--since", "2m", "-o", sys.argv[2]], check=True)
         print(process.stdout.read(), end="")
     if process.returncode:
         sys.exit(process.returncode)
