@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What pressure says and does now, beyond a Seen."""
+    """What pressure says and does now, beyond a Seen; `evidence` is "" where it is of no trouble any more."""
 
     evidence: str
     configured: int | None  # cap
@@ -96,6 +96,8 @@ class History:
 
     def note(self, now: int, seen: Seen, trouble: Trouble) -> None:
         """One look at `now`, in ms since the epoch."""
+        if seen == self._last and _grain(now) == self._grain and seen.level == 0:
+            return  # as most are
         self._note_point(now, seen)
         self._note_incident(now, seen, trouble)
         self._last, self._grain = _lasting(seen), _grain(now)
@@ -132,7 +134,7 @@ class History:
         if known is None:
             known = Incident(now, None, 0, "", None, trouble.configured, 0, None)
             self.incidents.append(known)
-        worse = seen.level >= known.level
+        worse = seen.level > known.level or (seen.level == known.level and trouble.evidence)
         self.incidents[-1] = replace(
             known,
             until=None,

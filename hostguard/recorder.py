@@ -41,11 +41,13 @@ class Recorder:
         manager, watcher, now = self._manager, self._manager.watcher, now_ms()
         host = manager.host()
         cap = min((cap for cap in (host.cap, host.effective_cap) if cap is not None), default=None)
-        limit = watcher.tightener.limit
-        seen = Seen(LEVELS.index(watcher.state.level), cap, host.live, len(manager.backlog), await_ms)
-        trouble = Trouble(
-            watcher.state.evidence, host.cap, len(watcher.freezer.frozen), limit[1] if limit else None
-        )
+        limit, state = watcher.tightener.limit, watcher.state
+        seen = Seen(LEVELS.index(state.level), cap, host.live, len(manager.backlog), await_ms)
+        # A stall is called one until the disk has been well for a while.
+        over = state.level is Level.STALLED and state.last is not None and state.stalled_at < state.last.at
+        evidence = "" if over else state.evidence
+        frozen = len(watcher.freezer.frozen)
+        trouble = Trouble(evidence, host.cap, frozen, limit[1] if limit else None)
         self.history.note(now, seen, trouble)
         if not 0 <= now - self._asked_at < STORE_MS:
             self.store()

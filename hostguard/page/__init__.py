@@ -127,7 +127,7 @@ def _body(report: Any, steer: bool) -> str:
         parts.append(waiting(status, now))
     if not report["minds"] and not report["incidents"]:
         return "\n".join([*parts, EMPTY])
-    return "\n".join([*parts, over_time(report), minds(report["minds"]), incidents(report["incidents"], now)])
+    return "\n".join([*parts, over_time(report), incidents(report["incidents"], now), minds(report["minds"])])
 
 
 def _news(status: Any, now: int) -> str:

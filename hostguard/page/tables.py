@@ -9,6 +9,7 @@ from typing import Any
 from hostguard.cli.news import WHY, busy_minds, waits, why
 from hostguard.cli.show import clock, duration, ms, safe, size
 
+WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen
 Cell = tuple[str, float | None]  # what it shows, as HTML; and the number by which it sorts
 
 
@@ -48,9 +49,11 @@ def waiting(status: Any, now: int) -> str:
             (_text(waits(mind, status, now)), 0.0),
             (f'<span class="why">{_text(why(mind, status["live"]))}</span>', None),
         ]
-        for mind in held
+        for mind in held[:WAITING_SHOWN]
     ]
     told = "Messages held, how long the first of them waits, and why. None is lost."
+    if len(held) > WAITING_SHOWN:
+        told += f" The first {WAITING_SHOWN} of {len(held)} minds; hostguard minds lists all."
     return _table("waiting", "What waits now", told, ["Mind", "Held", "For", "Why"], rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def test_a_stall_is_told_while_it_lasts_and_after_a_restart(pressed: PressedHost
     over = pressed.get("/v1/report")["incidents"][0]
     assert over["at"] == now["at"] < over["until"]
     assert over["cap"] < 6
+    assert re.search(r"none completed for [0-9.]+ s$", over["evidence"])
     pressed.guard.restart()
     pressed.guard.wait_ready()
     after = pressed.get("/v1/report")
@@ -115,9 +117,11 @@ def test_a_command_run_by_hand_is_accounted_for_by_its_scope(guard: Guard) -> No
     """As far as systemd has left the scope in place until the guard looked: so more than once."""
     guard.start(CONFIG)
     busy = ("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done")
-    with GuardedHost(guard).api as api:
+    host = GuardedHost(guard)
+    with host.api as api:
         for count in range(1, 20):
             guard.cli("run", "--mind", "bob", "--", *busy)
+            host.done(count)
             mind = api.get(f"/v1/report?since_s={3600 + count}").json()["minds"][0]  # anew each time
             assert (mind["name"], mind["turns"]) == ("bob", count)
             if mind["cpu_ms"] is not None:

@@ -115,6 +115,15 @@ def test_an_incident_tells_its_worst_moment_and_what_was_done() -> None:
     ]
 
 
+def test_what_is_said_of_a_stall_that_is_over_is_not_its_evidence() -> None:
+    history = History()
+    history.note(T0, Seen(2, 1), Trouble("none completed for 1.5 s", 4))
+    history.note(T0 + 9000, Seen(2, 1), Trouble("none completed for 10.5 s", 4))
+    history.note(T0 + 12_000, Seen(2, 1), Trouble("", 4))
+    history.note(T0 + 15_000, Seen(1, 1), Trouble("requests take 0.6 s", 4))
+    assert [one.evidence for one in history.incidents] == ["none completed for 10.5 s"]
+
+
 def test_trouble_that_comes_back_at_once_is_the_same_incident() -> None:
     history = History()
     stall(history, T0, 10)
@@ -141,7 +150,7 @@ class Host:
         self.queue, self.backlog, self.cap = queue, range(3), 4
         self.level, self.limit = Level.CALM, None
         self.watcher = SimpleNamespace(
-            state=SimpleNamespace(level=Level.CALM, evidence="e"),
+            state=SimpleNamespace(level=Level.CALM, evidence="e", last=None),
             freezer=SimpleNamespace(frozen=()),
             tightener=SimpleNamespace(limit=None),
         )

@@ -190,6 +190,13 @@ def test_a_file_asks_for_nothing_and_a_live_page_only_for_itself() -> None:
         assert not re.search(r"https?://", html)
 
 
+def test_of_many_minds_that_wait_the_first_are_shown() -> None:
+    waiting = [mind(f"m{i}", held=1, hold=hold(i + 1, 99 - i, "global_cap")) for i in range(50)]
+    html = page(made([ended("ada", 1000, 1)], minds=waiting, held=50))
+    assert "The first 8 of 50 minds" in html
+    assert [name for name in re.findall(r'class="name">(m[0-9]+)<', html)] == [f"m{i}" for i in range(8)]
+
+
 def test_an_empty_history_says_what_to_do() -> None:
     html = page(made())
     assert "Nothing has run in this time" in html
