@@ -62,7 +62,8 @@ class Reporter:
         incidents = {one.at: one for one in (*stored.incidents, *known.incidents)}
         now = now_ms()
         begin = report.begin_of(now, span_ms)
-        return report.make(
+        return await asyncio.to_thread(  # of 100,000 rows it takes long
+            report.make,
             self._daemon.status(),
             (row for row in stored.ended if row.ended_at >= begin),
             [*(point for point in stored.points if point.at < first), *points],
