@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 FRESH_S = 10.0  # a page that refreshes itself costs a look at the database in this time
-ANSWER_S = 3.0  # the page waits this long for the disk
+KEPT_S = 60.0  # what was read takes megabytes: it is let go unless it is asked for again
+ANSWER_S = 3.0  # the page waits this long for the disk; who asked for one report, as for any other answer
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,9 +53,9 @@ class Reporter:
         self._stored: dict[int, _Stored] = {}  # by span in ms
         self._reading: dict[int, asyncio.Future[_Stored]] = {}
 
-    async def report(self, span_ms: int) -> report.Json:
-        """That of the last `span_ms`."""
-        await self._read(span_ms)
+    async def report(self, span_ms: int, wait_s: float) -> report.Json:
+        """That of the last `span_ms`, after at most `wait_s` seconds of waiting for the disk."""
+        await self._read(span_ms, wait_s)
         known = self._daemon.manager.watcher.recorder.history
         stored = self._stored.get(span_ms, _Stored(0, [], [], []))
         points = known.known()
@@ -73,7 +74,7 @@ class Reporter:
             complete=span_ms not in self._reading and span_ms in self._stored,
         )
 
-    async def _read(self, span_ms: int) -> None:
+    async def _read(self, span_ms: int, wait_s: float) -> None:
         stored = self._stored.get(span_ms)
         if stored is not None and time.monotonic() - stored.at < FRESH_S:
             return
@@ -82,13 +83,19 @@ class Reporter:
             reading = asyncio.ensure_future(self._daemon.manager.queue.read(lambda db: _look(db, begin)))
             self._reading[span_ms] = reading
             reading.add_done_callback(lambda done: self._have(span_ms, done))
-        await asyncio.wait([self._reading[span_ms]], timeout=ANSWER_S)
+        await asyncio.wait([self._reading[span_ms]], timeout=wait_s)
 
     def _have(self, span_ms: int, done: asyncio.Future[_Stored]) -> None:
         del self._reading[span_ms]
         if done.cancelled() or isinstance(done.exception(), Unavailable):
             return
-        self._stored = {span_ms: done.result()}  # of one span: nobody looks at many
+        stored = done.result()
+        self._stored = {span_ms: stored}  # of one span: nobody looks at many
+        asyncio.get_running_loop().call_later(KEPT_S, self._let_go, span_ms, stored)
+
+    def _let_go(self, span_ms: int, stored: _Stored) -> None:
+        if self._stored.get(span_ms) is stored and span_ms not in self._reading:
+            del self._stored[span_ms]
 
 
 def _look(db: sqlite3.Connection, begin: int) -> _Stored:
@@ -101,7 +108,9 @@ def routes(reporter: Reporter) -> list[Route]:
 
     async def get(request: Request) -> Response:
         """GET /v1/report."""
-        return JSONResponse(await reporter.report(_number(request, "since_s", 86_400) * 1000))
+        return JSONResponse(
+            await reporter.report(_number(request, "since_s", 86_400) * 1000, control.ANSWER_S)
+        )
 
     return [Route("/v1/report", get)]
 
@@ -115,7 +124,7 @@ def pages(daemon: Daemon, reporter: Reporter) -> list[Route]:
 
         hours = _number(request, "hours", 24)
         steer = daemon.manager.policy.config.web_token is not None
-        made = await reporter.report(hours * HOUR_MS)
+        made = await reporter.report(hours * HOUR_MS, ANSWER_S)
         html = await asyncio.to_thread(render, made, gethostname(), hours, steer)
         return HTMLResponse(html, headers={"Content-Security-Policy": policy(live=True)})
 

@@ -69,7 +69,7 @@ def test_the_file_opens_at_once_and_fits_the_screen(
     if turns:
         served.fill(turns)
     reporter = api_report.Reporter(served.daemon)
-    report = served.call(reporter.report(86_400_000))
+    report = served.call(reporter.report(86_400_000, 60))
     file = tmp_path / "report.html"
     file.write_text(render(report, "pi"))
     browser.size(*SIZES[size])
