@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from standin import StandIn
 from statuses import NOW, hold, mind, stalled, status, turn
 
-from hostguard import report
-from hostguard.history import Incident, Point, Seen
+from hostguard import api_report, report
+from hostguard.clock import now_ms
+from hostguard.history import History, Incident, Point, Seen
 from hostguard.history_db import Ended
 from hostguard.page import policy, render
+from hostguard.queue import Unavailable
 from hostguard.report import SERIES, STEPS_MAX, WIDTHS, begin_of, make, quantile, width_of
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -294,3 +299,76 @@ def test_it_is_written_whole_or_not_at_all(daemon: StandIn, tmp_path: Path) -> N
 
 def test_a_span_that_is_none_is_refused(daemon: StandIn, tmp_path: Path) -> None:
     assert asked(daemon, tmp_path, "--since", "yesterday").returncode == 2
+
+
+# -- what is read of the database for it
+
+
+class Hanging:
+    """A database whose reads last as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.reads: list[asyncio.Future[Any]] = []
+
+    def read(self, op: Any) -> asyncio.Future[Any]:
+        self.reads.append(asyncio.get_running_loop().create_future())
+        return self.reads[-1]
+
+
+def on_reporter(work: Any) -> None:
+    async def main() -> None:
+        queue = Hanging()
+        recorder = SimpleNamespace(history=History())
+        manager = SimpleNamespace(queue=queue, watcher=SimpleNamespace(recorder=recorder))
+        daemon: Any = SimpleNamespace(manager=manager, status=status)
+        await work(api_report.Reporter(daemon), queue)
+
+    asyncio.run(main())
+
+
+def stored(*rows: Ended) -> Any:
+    return api_report._Stored(time.monotonic(), list(rows), [], [])
+
+
+def late(name: str) -> Ended:
+    return ended(name, 0, 0)._replace(started_at=now_ms() - 2000, ended_at=now_ms() - 1000)
+
+
+def test_while_the_disk_does_not_answer_what_was_read_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
+        first = await reporter.report(HOUR, 0.01)
+        assert (first["complete"], first["minds"]) == (False, [])
+        queue.reads[0].set_result(stored(late("ada")))
+        second = await reporter.report(HOUR, 60)
+        assert (second["complete"], [one["name"] for one in second["minds"]]) == (True, ["ada"])
+        assert len(queue.reads) == 1  # it is fresh
+        monkeypatch.setattr(api_report, "FRESH_S", 0)
+        for _ in range(5):
+            third = await reporter.report(HOUR, 0.01)
+            assert (third["complete"], [one["name"] for one in third["minds"]]) == (False, ["ada"])
+        assert len(queue.reads) == 2  # one at a time, however many ask
+
+    on_reporter(work)
+
+
+def test_a_disk_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
+        await reporter.report(HOUR, 0.01)
+        queue.reads[0].set_exception(Unavailable("no"))
+        assert not (await reporter.report(HOUR, 0.01))["complete"]
+        await reporter.report(HOUR, 0.01)
+        assert len(queue.reads) == 2
+
+    on_reporter(work)
+
+
+def test_what_was_read_is_let_go_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_report, "KEPT_S", 0.01)
+
+    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
+        await reporter.report(HOUR, 0.01)
+        queue.reads[0].set_result(stored(late("ada")))
+        await asyncio.sleep(0.1)
+        assert not reporter._stored
+
+    on_reporter(work)
