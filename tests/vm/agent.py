@@ -5,6 +5,7 @@ A request is a line of JSON, so is its answer, which bears the request's "id". W
   {"do": "sh", "command": TEXT, "timeout": S}      {"code": N, "out": stdout and stderr}
   {"do": "api", "method", "path", "body", "timeout": S}    {"status": N, "body": TEXT}: hostguard's API
   {"do": "stall", "on": BOOL}                      mask the card controller's interrupt, or unmask it
+  {"do": "nothing"}                                wake up
   {"do": "wake", "now": S, "boot": UUID, "entropy": HEX}   what a machine made from a saved state must get anew
 Whatever goes wrong is answered by {"error": TEXT}.
 """
@@ -98,7 +99,7 @@ def wake(now: float, boot: str, entropy: str) -> Told:
     return {}
 
 
-DO: dict[str, Callable[..., Told]] = {"sh": sh, "api": api, "stall": stall, "wake": wake}
+DO: dict[str, Callable[..., Told]] = {"sh": sh, "api": api, "stall": stall, "wake": wake, "nothing": dict}
 
 
 def answer(request: Told, port: int, lock: threading.Lock) -> None:
