@@ -27,7 +27,7 @@ def _guard(machine: Machine) -> None:
 def test_a_look_at_the_status(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     # By turns, so that a busy host slows both; of what is left, the least is what they take.
     python, status = [], []
-    for _ in range(8):
+    for _ in range(5):
         python.append(seconds(machine, "python3 -c pass"))
         status.append(seconds(machine, "hostguard status"))
     with capsys.disabled():
