@@ -230,3 +230,18 @@ def test_the_kernel_takes_what_a_trigger_is_asked_for():
 
     asyncio.run(main())
     assert trigger.TRIGGER.endswith(b" 2000000\0")
+
+
+def test_what_changes_is_noted_also_while_no_turn_runs(on_host):
+    async def work(host):
+        host.watcher.poke()
+        host.backlog += [1, 2]
+        host.watcher.poke()
+        assert host.disk.looks == 0
+        assert host.watcher.recorder.history.known()[-1].seen.held == 2
+        host.run(1)
+        await asyncio.sleep(0.1)
+        noted = host.watcher.recorder.history.known()[-1].seen
+        assert (noted.turns, noted.await_ms is not None) == (1, True)
+
+    on_host(work)
