@@ -118,16 +118,18 @@ def test_two_turns_share_the_limit_of_the_slice(machine: Machine) -> None:
         assert_binds(BANDWIDTH, lambda: written_s(machine, SLICE))
     finally:
         limit_writes(machine, "hostguard.slice", "")
-    for row, cgroup in turns:
-        end(machine, row, cgroup)
+        for row, cgroup in turns:
+            end(machine, row, cgroup)
 
 
 def test_a_running_turn_is_given_another_limit(machine: Machine) -> None:
     row, cgroup = running(machine, "long")
-    assert_binds(BANDWIDTH, lambda: written_s(machine, cgroup))
-    limit_writes(machine, cgroup.rpartition("/")[2], f"/dev/mmcblk0 {OTHER_BANDWIDTH}")
-    assert_binds(OTHER_BANDWIDTH, lambda: written_s(machine, cgroup))
-    end(machine, row, cgroup)
+    try:
+        assert_binds(BANDWIDTH, lambda: written_s(machine, cgroup))
+        limit_writes(machine, cgroup.rpartition("/")[2], f"/dev/mmcblk0 {OTHER_BANDWIDTH}")
+        assert_binds(OTHER_BANDWIDTH, lambda: written_s(machine, cgroup))
+    finally:
+        end(machine, row, cgroup)
 
 
 def test_what_a_turn_has_written_is_told_from_its_scope(machine: Machine) -> None:
