@@ -291,3 +291,27 @@ def test_what_is_stored_is_read_as_it_was(tmp_path):
         assert history_db.points(db, T0 + TEN) == points[1:]
         assert history_db.incidents(db, T0 + 6) == [on]
         assert isinstance(db, sqlite3.Connection)
+
+
+def test_the_rows_of_ended_turns_tell_which_began_one(tmp_path):
+    rows = [  # id, state, turn, started_at, ended_at, attempts
+        (17, "done", "17", 5, 9, 0),
+        (18, "done", "17", 6, 9, 0),  # folded into it
+        (19, "dead", "19.2", 7, 9, 3),  # tried again
+        (20, "cancelled", None, 0, 9, 0),  # never began
+        (21, "done", "21", 1, 2, 0),  # ended before
+        (22, "delivering", "22", 8, 0, 0),
+        (23, "done", "1", 7, 9, 0),  # folded into a turn whose id begins its own
+    ]
+    with closing(open_database(tmp_path / "queue.db")[0]) as db:
+        db.executemany(
+            "INSERT INTO deliveries (id, mind, session, state, kind, created_at, not_before, expires_at, payload,"
+            " result, turn, started_at, ended_at, attempts) VALUES (?1, 'm', 's', ?2, 'message', 1, 0, 0, 1,"
+            ' \'{"held_ms": 4, "held_for": "mind_busy", "cpu_ms": null}\', ?3, ?4, ?5, ?6)',
+            rows,
+        )
+        found = history_db.ended(db, 3)
+    assert [(row.starts, row.started_at, row.failed) for row in found] == [
+        (True, 5, 0), (False, 6, 0), (True, 7, 3), (False, 7, 0),
+    ]  # fmt: skip
+    assert found[0][5:] == (4, "mind_busy", None, None, None)
