@@ -6,36 +6,14 @@ import asyncio
 
 import pytest
 from onqueue import acceptor, to
-from test_manager import CONFIG, OK, Played, Silent
+from test_manager import OK, on_manager
 
 from hostguard import control
 from hostguard.clock import now_ms
 from hostguard.deliveries import New
-from hostguard.events import Events
-from hostguard.manager import Manager
 from hostguard.model import State
-from hostguard.policy import Policy
-from hostguard.queue import Queue
 
 EXPIRES_MS = 300
-
-
-def on_manager(path, work):
-    """Run `await work(manager)` with a queue in `path`."""
-
-    async def main():
-        queue = Queue(path / "queue.db")
-        await queue.open()
-        manager = Manager(queue, Events(Silent()), lambda: None)
-        manager.policy = Policy(CONFIG, {}, "boot")
-        manager.runner = Played(manager._over)
-        manager.ready = True
-        try:
-            await work(manager)
-        finally:
-            await queue.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("ended", ["cancelled", "done"])

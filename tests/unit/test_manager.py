@@ -14,7 +14,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from onqueue import acceptor, to
+from onqueue import acceptor, on_queue, to
 
 from hostguard import control, deliveries, turns
 from hostguard.deliveries import New
@@ -65,6 +65,19 @@ class Played:
             self._over(turn, ending)
 
     give_up = end
+
+
+def on_manager(path, work, config=CONFIG):
+    """Run `await work(manager)` on a real queue in `path`, with turns that end when the test says so."""
+
+    async def managed(queue):
+        manager = Manager(queue, Events(Silent()), lambda: None)
+        manager.policy = Policy(config, {}, "boot")
+        manager.runner = Played(manager._over)
+        manager.ready = True
+        await work(manager)
+
+    on_queue(path, managed)
 
 
 class Errors(logging.Handler):

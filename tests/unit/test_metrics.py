@@ -13,20 +13,17 @@ from pathlib import Path
 import pytest
 from onqueue import acceptor, message
 from prometheus_client.parser import text_string_to_metric_families
-from test_manager import CRASH, OK, Played, Silent
+from test_manager import CRASH, OK, on_manager
 
 from hostguard import procs
 from hostguard.device import Device
-from hostguard.events import Event, Events
+from hostguard.events import Event
 from hostguard.exposition import MINDS_MAX, OTHER, exposition
 from hostguard.live import Phase, Turn
-from hostguard.manager import Manager
 from hostguard.metrics import Counts
 from hostguard.model import Config, LiveTurn, Mind
-from hostguard.policy import Policy
 from hostguard.pressure import Level
 from hostguard.pressure import State as PressureState
-from hostguard.queue import Queue
 from hostguard.samples import Disk
 from tests.conftest import in_guest
 
@@ -36,24 +33,6 @@ CONFIG = Config(minds=MINDS, global_concurrent_turns=1)
 on_host = pytest.mark.skipif(
     in_guest(), reason="promtool comes from Debian's mirror, and a guest has no network"
 )
-
-
-def on_manager(path, work, config=CONFIG):
-    """Run `await work(manager)` on a real queue in `path`, with turns that end when the test says so."""
-
-    async def main():
-        queue = Queue(path / "queue.db")
-        await queue.open()
-        manager = Manager(queue, Events(Silent()), lambda: None)
-        manager.policy = Policy(config, {}, "boot")
-        manager.runner = Played(manager._over)
-        manager.ready = True
-        try:
-            await work(manager)
-        finally:
-            await queue.close()
-
-    asyncio.run(main())
 
 
 def scrape(manager):
@@ -110,7 +89,7 @@ def test_a_hold_a_start_and_an_end_are_counted_where_they_happen(tmp_path):
         assert now["hostguard_turn_handoff_seconds_count",] == 2
         assert 0 < now["hostguard_turn_handoff_seconds_sum",] < 60
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 def test_attempts_that_fail_are_ends_and_the_tenth_is_a_dead_letter(tmp_path):
@@ -129,7 +108,7 @@ def test_attempts_that_fail_are_ends_and_the_tenth_is_a_dead_letter(tmp_path):
             0,
         )
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +158,7 @@ def test_caps_and_pressure_are_those_of_the_moment(tmp_path):
         assert (now["hostguard_turns_cap",], now["hostguard_turns_effective_cap",]) == (8, 1)
         assert [now["hostguard_pressure_level", level] for level in Level] == [0, 0, 1]
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 class Sampler:
@@ -204,7 +183,7 @@ def test_the_disk_is_read_at_the_scrape_and_counts_in_seconds(tmp_path):
             assert now["hostguard_device_request_seconds_total", "mmcblk0", op] == seconds
         assert now["hostguard_device_requests_in_flight", "mmcblk0"] == 3
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 def test_own_bytes_are_the_kernels_count(tmp_path):
@@ -212,7 +191,7 @@ def test_own_bytes_are_the_kernels_count(tmp_path):
         at_most = procs.storage(os.getpid())
         assert 0 <= scrape(manager)["hostguard_written_bytes_total",] <= at_most[1]
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 def test_no_number_of_minds_sessions_or_turns_makes_more_series(tmp_path):
@@ -250,7 +229,7 @@ def test_a_mind_that_is_taken_out_takes_its_counts_along_and_its_rows_stay_in_si
         manager.policy.config = Config(minds=MINDS)
         assert scrape(manager)["hostguard_turns_started_total", "ada"] == 1
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 def test_a_name_with_any_characters_is_one_label(tmp_path):
@@ -276,7 +255,7 @@ def test_promtool_finds_nothing_to_mend(tmp_path):
         with_disk(manager)
         await asyncio.to_thread(promtool, "check", "metrics", text=exposition(manager))
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 def test_the_manual_has_every_metric_and_no_other(tmp_path):
@@ -286,7 +265,7 @@ def test_the_manual_has_every_metric_and_no_other(tmp_path):
         page = (ROOT / "packaging/man/hostguard-api.7.scd").read_text()
         assert sorted(re.findall(r"\*(hostguard_\w+)\*", page.replace("\\", ""))) == sorted(there)
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
 
 
 # -- hostguard metrics
