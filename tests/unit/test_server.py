@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import subprocess
 import sys
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -67,3 +69,19 @@ def test_a_websocket_handshake_imports_nothing(tmp_path):
         await serving
 
     asyncio.run(main())
+
+
+def test_the_daemon_goes_without_what_it_never_uses_of_uvicorn():
+    """Which others find as it is."""
+    program = (
+        "import sys, hostguard.daemon; print({'click', 'logging.config', 'multiprocessing'} & {*sys.modules});"
+        " import click, logging.config; click.Command, logging.config.dictConfig"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "set()\n"
