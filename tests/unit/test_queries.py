@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from queries import ALERTS, DASHBOARD, names, panels, queries
-from test_metrics import OK, end, exposition, on_host, on_manager, promtool, send, with_disk
+from test_metrics import CONFIG, OK, end, exposition, on_host, on_manager, promtool, send, with_disk
 
 ALERTS_TEST = Path(__file__).with_name("alerts_test.yml")
 
@@ -24,7 +24,7 @@ def shown(tmp_path):
         await end(manager, OK)
         found.append(exposition(manager).decode())
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, CONFIG)
     samples = [line for line in found[0].splitlines() if not line.startswith("#")]
     labels = {name for line in samples for name in re.findall(r"[{,](\w+)=", line)}
     return {re.split(r"[{ ]", line)[0] for line in samples}, labels | {"instance"}  # which Prometheus adds
