@@ -133,6 +133,13 @@ class Guard:
         listed = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "hostguard-turn-*").stdout
         return [line.split()[0] for line in listed.splitlines()]
 
+    def end_turns(self) -> None:
+        """Stop the scopes of all turns, also of frozen ones. One may end by itself meanwhile."""
+        for verb in ("thaw", "stop"):
+            subprocess.run(
+                ["systemctl", verb, "hostguard-turn-*.scope"], capture_output=True, timeout=120, check=False
+            )
+
     def journal(self, *matches: str) -> list[dict[str, Any]]:
         """The journal's entries since the test began that match, e.g. "MESSAGE_ID=..." or "_SYSTEMD_UNIT=..."."""
         run("journalctl", "--sync")

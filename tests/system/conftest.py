@@ -43,5 +43,5 @@ def pressed(guard: rig.Guard, card: Card) -> Iterator[PressedHost]:
         yield host
     finally:
         card.go()
-        host.end()
+        guard.end_turns()
         host.api.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from card import Card
-from guard import Guard, run, systemctl, wait_for
+from guard import Guard, wait_for
 from guarded import GuardedHost
 
 # Small writes, each flushed: with six turns at once a request takes some 80 ms, and the card is calm.
@@ -48,12 +48,6 @@ class PressedHost(GuardedHost):
         state = database or self.card.mount / "state"
         state.mkdir(exist_ok=True)
         self.guard.start("\n".join([caps, *tables, rest, ""]), state)
-
-    def end(self) -> None:
-        """End the turns that were made to last."""
-        for scope in self.guard.scopes():
-            run("systemctl", "thaw", scope)
-            systemctl("stop", scope)
 
     def load(self, rows: int) -> list[int]:
         """This many messages, a mind after the other."""

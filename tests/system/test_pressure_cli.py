@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from card import Card
-from guard import DISK, Guard, systemctl, wait_for
+from guard import DISK, Guard, wait_for
 
 from hostguard import trace
 
@@ -35,8 +35,7 @@ def at_work(guard: Guard, card: Card) -> Iterator[Guard]:
         yield guard
     finally:
         card.go()
-        for scope in guard.scopes():
-            systemctl("stop", scope)
+        guard.end_turns()
 
 
 def test_a_stop_is_shown_recorded_and_replayed(at_work: Guard, card: Card) -> None:

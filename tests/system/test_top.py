@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from card import Card
-from guard import Guard, run, systemctl, wait_for
+from guard import Guard, run, wait_for
 from guarded import LONG_S
 from screen import OnScreen
 
@@ -48,8 +48,7 @@ def host(guard: Guard, card: Card) -> Iterator[Guard]:
     finally:
         card.go()
         guard.cli("pause")
-        for scope in guard.scopes():
-            systemctl("stop", scope)
+        guard.end_turns()
 
 
 def turn(text: str, mind: str) -> list[str]:
