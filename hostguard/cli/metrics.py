@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from hostguard import client
+from hostguard.cli.common import write_whole
 from hostguard.cli.errors import CliError
 
 MODE = 0o644  # node_exporter runs as a user of its own
@@ -42,19 +41,4 @@ def command(textfile: Path | None) -> None:
     if textfile is None:
         click.echo(text, nl=False)
     else:
-        _replace(textfile, text)
-
-
-def _replace(file: Path, text: str) -> None:
-    new = file.with_name(f".{file.name}.new")  # node_exporter reads *.prom
-    new.unlink(missing_ok=True)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
-    try:
-        with open(fd, "w") as stream:
-            os.fchmod(fd, MODE)  # whatever the umask
-            stream.write(text)
-        new.replace(file)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            new.unlink()
-        raise
+        write_whole(textfile, text, MODE)  # its new one is hidden: node_exporter reads *.prom

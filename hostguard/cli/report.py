@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from pathlib import Path
 from socket import gethostname
@@ -11,6 +9,7 @@ from socket import gethostname
 import click
 
 from hostguard import client
+from hostguard.cli.common import write_whole
 from hostguard.cli.errors import CliError
 from hostguard.cli.show import safe
 from hostguard.cli.when import as_duration
@@ -49,29 +48,7 @@ def command(seconds: float, output: Path | None) -> None:
     name = "".join(char if char.isalnum() or char in "._-" else "-" for char in host)
     file = output or Path(time.strftime(f"hostguard-{name}-%Y-%m-%d-%H%M.html"))
     try:
-        _replace(file, page)
+        write_whole(file, page)
     except OSError as error:
         raise CliError(f"cannot write {file}: {error.strerror}") from None
     click.echo(safe(file))
-
-
-def _replace(file: Path, page: str) -> None:
-    """Write the file whole or not at all; what is no regular file (/dev/stdout) is written into."""
-    if file.exists() and not file.is_file():
-        file.write_text(page, encoding="utf-8")
-        return
-    fd, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with open(fd, "w", encoding="utf-8") as made:
-            made.write(page)
-            os.fchmod(made.fileno(), 0o666 & ~_umask())
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
