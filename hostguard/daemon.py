@@ -209,7 +209,8 @@ class Daemon:
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
-        self.manager.runner.device = self.device.node
+        runner = self.manager.runner
+        runner.device, runner.disk = self.device.node, self.device.name
         log.info("device: %s: %s", self.device.node or "none", self.device.reason)
         await self.readback.configure(config, self.device)
 

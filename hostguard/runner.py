@@ -19,7 +19,7 @@ from hostguard.live import Live, Phase, Turn
 from hostguard.model import Kind, Limits, LiveTurn, Mind
 from hostguard.spawner import Spawner, Stub, anchor, release
 from hostguard.systemd import Scope, Systemd
-from hostguard.usage import of_scope
+from hostguard.usage import Usage, of_scope
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class Runner:
         self.systemd = Systemd(self)
         self.connected = False
         self.device: str | None = None  # block device node for per-device limits
+        self.disk: str | None = None  # the kernel's name of the same
         self._on_told = on_told
         self._on_over = on_over
         self.on_unit: Callable[[str], None] = lambda unit: None
@@ -260,11 +261,14 @@ class Runner:
             self.account(turn)
             self._on_over(turn, ending)
 
+    def usage(self, turn: Turn) -> Usage:
+        """What the turn has used by now."""
+        return of_scope(self.cgroup(turn.live.unit, turn.live.mind), self.disk)
+
     def account(self, turn: Turn) -> None:
         """Read what the turn used, while its scope is there, if that is not known and no record tells."""
         if turn.used is None and turn.delivery and not (turn.record and turn.record.account):
-            disk = Path(self.device).name if self.device else None
-            turn.used = of_scope(self.cgroup(turn.live.unit, turn.live.mind), disk)
+            turn.used = self.usage(turn)
 
     def give_up(self, turn: Turn, ending: turns.Ending) -> None:
         """Free the slot of a turn that is not brought up after all."""

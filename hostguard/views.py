@@ -15,7 +15,7 @@ from hostguard.model import Delivery, Hold, Mind, MindView, Reason, Row, State
 from hostguard.policy import sleep_key
 from hostguard.pressure import Level
 from hostguard.units import turn_unit
-from hostguard.usage import Usage, of_scope
+from hostguard.usage import Usage
 from hostguard.views_pressure import pressed
 
 Json = dict[str, Any]
@@ -114,7 +114,7 @@ def live_turns(manager: Manager) -> list[Json]:
 
 def turn(manager: Manager, live: Turn, with_usage: bool = True) -> Json:
     """One live turn."""
-    used = _usage(manager, live) if with_usage else NOTHING
+    used = manager.runner.usage(live) if with_usage else NOTHING
     return {
         "id": live.live.id,
         "unit": live.live.unit,
@@ -128,11 +128,6 @@ def turn(manager: Manager, live: Turn, with_usage: bool = True) -> Json:
         "description": live.description,
         **asdict(used),
     }
-
-
-def _usage(manager: Manager, live: Turn) -> Usage:
-    cgroup = manager.runner.cgroup(live.live.unit, live.live.mind)
-    return of_scope(cgroup, manager.watcher.device.name)
 
 
 def ended_turn(row: Delivery) -> Json:
