@@ -18,7 +18,6 @@ from hostguard.notify import Notifier
 from hostguard.policy import Policy
 from hostguard.problems import unavailable
 
-NOTIFIER = Notifier()  # of no service: it says nothing
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
 
 
@@ -102,9 +101,9 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
             events_listen=("127.0.0.1", port),
         )
         policy = Policy(config, {volute.token_key("bob"): volute.token_hash(TOKENS["bob"])}, "")
-        heard, accepting = Heard(), Accepting()
+        heard, accepting, notifier = Heard(), Accepting(), Notifier()
         manager: Any = SimpleNamespace(policy=policy, residents=heard)
-        endpoint = volute.Endpoint(manager, accepting, NOTIFIER)  # type: ignore[arg-type]
+        endpoint = volute.Endpoint(manager, accepting, notifier)  # type: ignore[arg-type]
         await endpoint.start(config.events_listen)
         try:
             base = f"http://127.0.0.1:{port}"
@@ -114,6 +113,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
                 await asyncio.wait_for(work(host), 60)
         finally:
             await endpoint.close()
+            notifier._socket.close()
 
     asyncio.run(main())
 
