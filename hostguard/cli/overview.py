@@ -42,10 +42,11 @@ def show(as_json: bool) -> int:
 
 
 def _without_daemon() -> Any:
-    from hostguard import local  # only here: most often there is a daemon
+    from hostguard.blocking_bus import Bus  # only here: most often there is a daemon
+    from hostguard.local import live_scopes
 
-    with local.Bus() as bus:
-        scopes = local.live_scopes(bus)
+    with Bus() as bus:
+        scopes = live_scopes(bus)
     live = [
         {
             "id": scope.turn,

@@ -47,7 +47,8 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
 
 def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
     """What there is to see without the daemon, for so long. Raises CliError."""
-    from hostguard import local  # most often there is a daemon
+    from hostguard.blocking_bus import Bus  # most often there is a daemon
+    from hostguard.local import live_scopes
     from hostguard.sampling import Sampler
 
     try:
@@ -58,8 +59,8 @@ def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
     if disk.name is None:
         raise CliError(f"there is no disk to look at: {disk.reason}")
     live = 0
-    with suppress(CliError), local.Bus() as bus:  # a host without systemd has no turns
-        live = len(local.live_scopes(bus))
+    with suppress(CliError), Bus() as bus:  # a host without systemd has no turns
+        live = len(live_scopes(bus))
     return _head(disk.name, found.pressure), _looks(Sampler(disk), live, found, seconds)
 
 
