@@ -1,0 +1,124 @@
+"""Sleep and wake over a real queue and a real gate. Only systemd is played: turns end when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from test_manager import OK, Played, Silent
+
+from hostguard import deliveries, intake, turns
+from hostguard.accept import Acceptor
+from hostguard.clock import now_ms
+from hostguard.events import Events
+from hostguard.manager import Manager
+from hostguard.model import Config, Mind, State
+from hostguard.policy import Policy
+from hostguard.queue import Queue
+from hostguard.sleeper import Sleeper
+
+HOUR = 3_600_000
+MINDS = {
+    "bob": Mind("bob", ("/bin/true",), sleep_after=0),
+    "two": Mind("two", ("/bin/true",), concurrent_turns=2),
+    "run": Mind("run"),
+}
+CONFIG = Config(minds=MINDS, channels={"#x": ("bob", "two")})
+DOWN = turns.Ending("down", "connection refused", back=True, pause_ms=2_500)
+
+
+class Host:
+    """A guard's life; the next one is on the same queue. `skew` sets the clock of sleep, in ms."""
+
+    def __init__(self, folder, config=CONFIG):
+        self.folder, self.config, self.skew = folder, config, 0
+
+    async def __aenter__(self):
+        self.queue = Queue(self.folder / "queue.db")
+        await self.queue.open()
+        self.manager = manager = Manager(self.queue, Events(Silent()), lambda: None)
+        manager.policy = Policy(self.config, await self.queue.read(deliveries.settings), "boot")
+        manager.runner = Played(manager._over)
+        waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))
+        manager.backlog.load(waiting, now_ms())
+        self.acceptor = Acceptor(manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind))
+        self.sleeper = Sleeper(manager, self.acceptor, lambda: now_ms() + self.skew)
+        manager.on_session = self.sleeper.on_session
+        manager.ready = True
+        manager.pump()
+        self.sleeper.start()
+        await self.idle()
+        return self
+
+    async def __aexit__(self, *_):
+        self.manager.closing = True
+        self.sleeper.close()
+        await self.manager.settled(5)
+        await self.queue.close()
+
+    async def idle(self):
+        """Until nothing is under way but what waits for a time."""
+        while tasks := {*self.manager._tasks, *self.sleeper._tasks}:
+            await asyncio.wait(tasks, timeout=5)
+        await self.queue.write(lambda db: None)
+
+    async def until(self, happened):
+        """Wait for what comes by itself."""
+        async with asyncio.timeout(10):
+            while not happened():
+                await asyncio.sleep(0.01)
+        await self.idle()
+
+    async def send(self, to="bob", content="x", **fields):
+        body = {"to": to, "content": content, **fields}
+        accepted = await self.acceptor.send(intake.message(body, self.config, now_ms()))
+        await self.idle()
+        return accepted.rows[0]
+
+    async def sleep(self, mind="bob", until=None):
+        await self.sleeper.sleep(mind, until)
+        await self.idle()
+
+    async def fall_asleep(self, mind="bob", until=None):
+        await self.sleep(mind, until)
+        await self.end()
+        assert self.asleep(mind)
+
+    async def wake(self, mind="bob"):
+        await self.sleeper.wake(mind, "by request")
+        await self.idle()
+
+    def live(self):
+        return [turn.delivery.id for turn in self.manager.runner.live]
+
+    async def end(self, ending=OK):
+        """End the oldest turn; its row."""
+        turn = next(iter(self.manager.runner.live))
+        self.manager.runner.end(turn, ending)
+        await self.idle()
+        return turn.delivery
+
+    def asleep(self, mind="bob"):
+        return self.manager.policy.asleep(mind)
+
+    async def stored(self):
+        found = await self.queue.read(deliveries.settings)
+        return {name: value for name, value in found.items() if name.startswith(("sleep.", "woken."))}
+
+    async def rows(self, *kinds):
+        found = await self.queue.read(lambda db: deliveries.select(db, tuple(State), None, 0, 10_000))
+        return [row for row in found if not kinds or row.kind in kinds]
+
+    async def content(self, row):
+        return (await self.queue.read(partial(deliveries.with_payload, id_=row.id)))[1].decode()
+
+    def told(self, type_):
+        return [event["text"] for event in self.manager.events.kept(0) if event["type"] == type_]
+
+
+def on_host(path, work, config=CONFIG):
+    async def main():
+        async with Host(path, config) as host:
+            await work(host)
+
+    asyncio.run(main())
