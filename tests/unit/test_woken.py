@@ -184,10 +184,10 @@ def test_a_mind_wakes_at_its_time_also_if_the_clock_is_set(tmp_path):
 
 def test_a_woken_minds_time_comes_too(tmp_path):
     async def work(host):
-        await host.fall_asleep(until=now_ms() + 800)
+        await host.fall_asleep(until=now_ms() + 1500)
         await host.send()
         await host.end()
-        await asyncio.sleep(2)
+        await asyncio.sleep(2.7)
         assert not host.asleep()
         assert len(host.told("asleep")) == 1, "it does not sleep again when its time to wake has come"
         assert await host.stored() == {}
