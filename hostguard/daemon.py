@@ -18,6 +18,7 @@ from hostguard.api import make_app
 from hostguard.bus import SystemdError, SystemdLost
 from hostguard.config import ConfigError, load
 from hostguard.control import touch
+from hostguard.database import SchemaTooNew
 from hostguard.deliveries import settings
 from hostguard.device import Device, choose
 from hostguard.events import Event, Events
@@ -121,7 +122,7 @@ class Daemon:
             await self.kept.start(self.acceptor)
             self.sleeper.start()
             await self.scheduler.start()
-        except (QueueError, SystemdError, SystemdLost) as error:
+        except (QueueError, SchemaTooNew, SystemdError, SystemdLost) as error:
             raise Fatal(str(error)) from error
         except Stopped:
             return

@@ -17,9 +17,9 @@ from typing import Any
 from onqueue import on_queue
 
 from hostguard import config, deliveries
+from hostguard.database import SCHEMA
 from hostguard.model import Kind, State
 from hostguard.policy import Policy
-from hostguard.queue import SCHEMA
 
 FOLDER = Path(__file__).with_name("first_release")
 STATES = {

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from onqueue import on_queue
 
 from hostguard import history_db, recorder
+from hostguard.database import open_database
 from hostguard.history import APART_MS, GRAIN, History, Incident, Point, Seen, Trouble, coarse, steps
 from hostguard.model import HostView
 from hostguard.pressure import Level
-from hostguard.queue import open_database
 
 TEN = 600_000
 T0 = 1_800_000_000_000 - 1_800_000_000_000 % TEN

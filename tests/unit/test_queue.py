@@ -11,9 +11,9 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
+from hostguard.database import SCHEMA, SchemaTooNew, migrate
 from hostguard.deliveries import Full, KeyReused, WrongState
 from hostguard.model import Kind, State
-from hostguard.queue import SCHEMA, SchemaTooNew, migrate
 
 
 def commits(queue):

@@ -10,7 +10,8 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard import deliveries
-from hostguard.queue import BUSY_MS, RETRY_S, ROOM, Locked, Unavailable
+from hostguard.database import BUSY_MS, ROOM
+from hostguard.queue import RETRY_S, Locked, Unavailable
 
 
 def damage(path):

@@ -8,8 +8,9 @@ import pytest
 
 from hostguard import client, paths, standby
 from hostguard.cli.errors import FAILED, CliError
+from hostguard.database import SchemaTooNew
 from hostguard.notify import Notifier
-from hostguard.queue import Queue, SchemaTooNew
+from hostguard.queue import Queue
 
 
 @pytest.fixture
