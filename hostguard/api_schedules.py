@@ -13,8 +13,9 @@ from starlette.routing import Route
 from hostguard import control, intake, views
 from hostguard.clock import now_ms
 from hostguard.config import schedule_fault
-from hostguard.keys import SCHEDULE, TIME_MAX, schedule_name_fault
+from hostguard.keys import SCHEDULE, TIME_MAX
 from hostguard.model import Config, Schedule
+from hostguard.names import schedule_name_fault
 from hostguard.problems import bad_request, conflict, not_allowed, unknown
 from hostguard.web import body_max, json_object, peer
 

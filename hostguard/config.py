@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hostguard import paths
-from hostguard.keys import KEYS, NAME_FAULTS, Key
+from hostguard.keys import KEYS, Key
 from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.names import NAME_FAULTS
 from hostguard.payload import compact, scheduled
 from hostguard.pressure import Settings, settings_fault
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from hostguard import sleep
 from hostguard.intake import Message
-from hostguard.keys import NEW_PREFIX, NEW_SESSION
 from hostguard.model import Kind, Mind, State, Target
+from hostguard.names import NEW_PREFIX, NEW_SESSION
 from hostguard.payload import told
 from hostguard.routing import Batch, Routes, route
 from hostguard.turns import FILE_SESSION

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.deliveries import New
-from hostguard.keys import NEW_SESSION, OWN_SESSION, SESSION_MAX, TIME_MAX, own_session
+from hostguard.keys import TIME_MAX
 from hostguard.model import Config, Kind, Mind, Target
+from hostguard.names import NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
 from hostguard.payload import compact
 from hostguard.problems import bad_request, conflict, too_large, unknown
 

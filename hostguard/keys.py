@@ -1,7 +1,8 @@
 """The keys of the configuration: what each may hold, in words and as a parser. Pure.
 
 A parser takes what tomllib read and returns the value in the unit that model.py states. It raises ValueError,
-with a detail if one helps, for anything else. In a key's name `*` stands for a name that the user chooses.
+with a detail if one helps, for anything else. In a key's name `*` stands for a name that the user chooses
+(names.py).
 """
 
 from __future__ import annotations
@@ -9,21 +10,16 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-import unicodedata
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from hostguard.names import SESSION_MAX, own_session
+
 UNLIMITED = "unlimited"
-MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
-CHANNEL_NAME_MAX = 64  # characters
 CHANNEL_MINDS_MAX = 1000
-OWN_SESSION = "$"  # sessions that begin so are the guard's own
-NEW_SESSION = "$new"  # one of its own for each delivery
-NEW_PREFIX = "new-"  # which those begin with
-SESSION_MAX = 100  # characters: Volute cuts sessions to these
 DAY = 86_400
 TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
@@ -58,42 +54,6 @@ def size(text: str, base: int) -> int:
     if not match:
         raise ValueError
     return int(match[1]) * int(base ** _POWER[match[2]])
-
-
-def mind_name_fault(name: str) -> str | None:
-    """What is wrong with a mind's name, or None."""
-    if not 1 <= len(name.encode()) <= MIND_NAME_MAX:
-        return f"a mind's name has 1 to {MIND_NAME_MAX} bytes"
-    if name[0] in "@#":
-        return 'a mind\'s name does not begin with "@" or "#"'
-    return _space_fault(name)
-
-
-def channel_name_fault(name: str) -> str | None:
-    """What is wrong with a channel's name, or None."""
-    if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
-        return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
-    return _space_fault(name)
-
-
-def own_session(name: str) -> bool:
-    """Whether only the guard itself may use the session: for scripts and files."""
-    return name.startswith(OWN_SESSION) and name != NEW_SESSION
-
-
-def schedule_name_fault(name: str) -> str | None:
-    """What is wrong with a schedule's name, or None."""
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        return "a schedule's name has 1 to 64 letters, digits, ., _ or -"
-    return None
-
-
-def _space_fault(name: str) -> str | None:
-    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
-        return "a name holds no control character or line break"
-    if name != name.strip():
-        return "a name does not begin or end with white space"
-    return None
 
 
 def _within(value: Any, low: int, high: int) -> int:
@@ -373,10 +333,4 @@ KEYS: dict[str, Key] = {
     "web.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of a token\'s SHA-256', secret=True),
     **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
     "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
-}
-
-NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
-    "minds": mind_name_fault,
-    "channels": channel_name_fault,
-    "schedules": schedule_name_fault,
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hostguard.globs import matches, says
-from hostguard.keys import NEW_PREFIX, NEW_SESSION, OWN_SESSION, SESSION_MAX
+from hostguard.names import NEW_PREFIX, NEW_SESSION, OWN_SESSION, SESSION_MAX
 from hostguard.sleep import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json

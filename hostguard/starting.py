@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
 from hostguard.events import Event
-from hostguard.keys import own_session
 from hostguard.live import Phase, Turn
 from hostguard.model import Delivery, Kind, LiveTurn, Mind, Row
+from hostguard.names import own_session
 from hostguard.queue import Unavailable
 from hostguard.units import turn_unit
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostguard import config, keys, units
+from hostguard import config, names, units
 from hostguard.model import Config, Limits
 from hostguard.pressure import Settings
 
@@ -286,7 +286,7 @@ def test_a_mind_without_a_command_needs_no_user(write: Write) -> None:
 # -- names and units
 
 
-NAMES = st.text(min_size=1, max_size=48).filter(lambda name: keys.mind_name_fault(name) is None)
+NAMES = st.text(min_size=1, max_size=48).filter(lambda name: names.mind_name_fault(name) is None)
 
 
 WORST_TURN = f"{2**63 - 1}.{2**16}"
@@ -299,9 +299,9 @@ def test_two_minds_never_share_a_unit(one: str, other: str) -> None:
     assert units.parse_turn_unit(units.turn_unit(one, WORST_TURN)) == (one, WORST_TURN)
 
 
-@pytest.mark.parametrize("name", ["-" * keys.MIND_NAME_MAX, "\N{GRINNING FACE}" * 12, "." * 48])
+@pytest.mark.parametrize("name", ["-" * names.MIND_NAME_MAX, "\N{GRINNING FACE}" * 12, "." * 48])
 def test_the_longest_name_fits_systemd(name: str) -> None:
-    assert keys.mind_name_fault(name) is None
+    assert names.mind_name_fault(name) is None
     assert len(units.turn_unit(name, WORST_TURN)) <= units.UNIT_NAME_MAX
     assert len(units.mind_slice(name)) <= units.UNIT_NAME_MAX
 

@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from hostguard import config, config_dict, keys
 from hostguard.cli.config import toml_lines
 from hostguard.model import Config
+from hostguard.names import mind_name_fault
 
 ROOT = Path(__file__).parents[2]
 ME = pwd.getpwuid(os.getuid())
 MIND = f'[minds.m]\ncommand = ["/bin/true"]\nuser = "{ME.pw_name}"\n'
-NAMES = st.text(min_size=1, max_size=48).filter(lambda name: keys.mind_name_fault(name) is None)
+NAMES = st.text(min_size=1, max_size=48).filter(lambda name: mind_name_fault(name) is None)
 Write = Callable[..., Path]
 
 

@@ -1,0 +1,58 @@
+"""What a mind, a channel, a schedule and a session may be called. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
+CHANNEL_NAME_MAX = 64  # characters
+OWN_SESSION = "$"  # sessions that begin so are the guard's own
+NEW_SESSION = "$new"  # one of its own for each delivery
+NEW_PREFIX = "new-"  # which those begin with
+SESSION_MAX = 100  # characters: Volute cuts sessions to these
+
+
+def mind_name_fault(name: str) -> str | None:
+    """What is wrong with a mind's name, or None."""
+    if not 1 <= len(name.encode()) <= MIND_NAME_MAX:
+        return f"a mind's name has 1 to {MIND_NAME_MAX} bytes"
+    if name[0] in "@#":
+        return 'a mind\'s name does not begin with "@" or "#"'
+    return _space_fault(name)
+
+
+def channel_name_fault(name: str) -> str | None:
+    """What is wrong with a channel's name, or None."""
+    if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
+        return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
+    return _space_fault(name)
+
+
+def schedule_name_fault(name: str) -> str | None:
+    """What is wrong with a schedule's name, or None."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        return "a schedule's name has 1 to 64 letters, digits, ., _ or -"
+    return None
+
+
+def own_session(name: str) -> bool:
+    """Whether only the guard itself may use the session: for scripts and files."""
+    return name.startswith(OWN_SESSION) and name != NEW_SESSION
+
+
+def _space_fault(name: str) -> str | None:
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
+        return "a name holds no control character or line break"
+    if name != name.strip():
+        return "a name does not begin or end with white space"
+    return None
+
+
+# By the table of the configuration in which they stand.
+NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
+    "minds": mind_name_fault,
+    "channels": channel_name_fault,
+    "schedules": schedule_name_fault,
+}
