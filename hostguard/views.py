@@ -91,10 +91,10 @@ def why(manager: Manager, row: Delivery) -> Json:
 _SENTENCES = {
     Reason.PAUSED: "the guard is paused (hostguard resume)",
     Reason.MIND_PAUSED: "{blocker} (hostguard resume MIND)",
-    Reason.SESSION_BUSY: "its session has a turn, {blocker}",
-    Reason.MIND_BUSY: "the mind has as many turns as its cap allows, {blocker}",
-    Reason.GLOBAL_CAP: "the host has as many turns as the global cap allows, {blocker} for the longest time",
-    Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run; {blocker} is the oldest",
+    Reason.SESSION_BUSY: "its session is busy{behind}",
+    Reason.MIND_BUSY: "the mind is busy, no slot of its own cap is free{behind}",
+    Reason.GLOBAL_CAP: "no slot of the global cap is free{behind}",
+    Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run{behind}",
     Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
     Reason.NO_SYSTEMD: "systemd does not answer, and nothing is started unseen",
     Reason.NO_WRITES: "{blocker}, and what ended could not be stored",
@@ -102,9 +102,10 @@ _SENTENCES = {
 
 
 def _sentence(manager: Manager, hold: Hold) -> str:
-    state = manager.watcher.state
+    state, blocker = manager.watcher.state, hold.blocker
     text = _SENTENCES.get(hold.reason, "{blocker}")
-    return text.format(blocker=hold.blocker, level=state.level, evidence=state.evidence)
+    behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
+    return text.format(blocker=blocker, behind=behind, level=state.level, evidence=state.evidence)
 
 
 def live_turns(manager: Manager) -> list[Json]:

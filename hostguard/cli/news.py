@@ -20,8 +20,8 @@ WHY = {
     "caller_away": "its hostguard run went away",
     "unknown_mind": "not configured",
     "session_busy": "session busy",
-    "mind_busy": "own cap full",
-    "global_cap": "global cap full",
+    "mind_busy": "mind busy",
+    "global_cap": "no slot free",
     "pressure": "disk not calm",
     "mind_down": "server down",
     "no_systemd": "systemd does not answer",
@@ -34,7 +34,7 @@ WEAK = {"partial": "in part", "inert": "not at all"}
 def news(status: Any, now: int) -> list[Line]:
     """A line for each thing; `status` as GET /v1/status has it, `now` in ms since the epoch."""
     if status["state"] == "not_running":
-        return [(BAD, "daemon", "is not running"), (INFO, "running", _turns(status))]
+        return [(BAD, "daemon", "is not running"), (INFO, "running", turns(status["turns"]))]
     lines = [
         *_broken(status),
         *_disk(status, now),
@@ -42,7 +42,7 @@ def news(status: Any, now: int) -> list[Line]:
         *_paused(status),
         *_weak(status),
         (INFO, "waiting", _waiting(status, now)),
-        (INFO, "running", _turns(status)),
+        (INFO, "running", running(status)),
         *_written(status),
         (INFO, "daemon", _daemon(status)),
     ]
@@ -57,8 +57,11 @@ def why(mind: Any, live: list[Any]) -> str:
     text = WHY.get(hold["reason"], hold["reason"]).format(mind=mind["name"])
     turn = next((turn for turn in live if turn["unit"] == hold["blocker"]), None)
     if turn is not None:
-        return f"{text} (turn {turn['id'] or turn['unit']})"
-    return f"{text}: {hold['blocker']}" if hold["reason"] == "mind_down" else text
+        return f"{text}, behind turn {turn['id'] or turn['unit']}"
+    # What the others have for it, `text` has said; a full cap without a turn is one of 0.
+    return (
+        f"{text}: {hold['blocker']}" if hold["reason"] in ("mind_down", "mind_busy", "global_cap") else text
+    )
 
 
 def waits(mind: Any, status: Any, now: int) -> str:
@@ -86,11 +89,20 @@ def written(status: Any) -> dict[str, int]:
     return dict(sorted(by_mind.items(), key=lambda item: -item[1]))
 
 
-def allowed(status: Any) -> str:
-    """The cap, and what pressure makes of it."""
-    cap, effective = status["cap"], status["effective_cap"]
+def running(status: Any) -> str:
+    """How many turns run, and how many may: the cap, and what pressure makes of it."""
+    live, cap, effective = status["turns"], status["cap"], status["effective_cap"]
     text = "no cap" if cap is None else f"cap {cap}"
-    return text if effective in (None, cap) else f"cap {effective} now, under pressure ({text} configured)"
+    if effective not in (None, cap):
+        text = f"only {effective} at a time now ({text})"
+    # A cap that was lowered ends no turn: more run than may, for a while.
+    finish = ", which may finish; " if effective is not None and live > effective else ", "
+    return f"{turns(live)}{finish}{text}"
+
+
+def turns(count: int) -> str:
+    """So many turns, in words."""
+    return f"{count or 'no'} {'turn' if count == 1 else 'turns'}"
 
 
 def _broken(status: Any) -> Iterator[Line]:
@@ -123,22 +135,16 @@ def _acted(status: Any, now: int) -> Iterator[Line]:
     if pressure.get("tightened"):
         yield WARN, "guard", "lets all turns write more slowly"
     episode = _last_trouble(pressure.get("changes", []))
-    if pressure.get("cap") is not None:
-        cap, step = status["cap"], pressure.get("next_step_in_s")
-        before = "any number" if cap is None else cap
-        since = f" for {_ago(episode[0]['at'], now)}" if episode else ""
-        more = (
-            f"one more in {duration(step)} if it stays calm" if step is not None else "more once it is calm"
-        )
-        yield (
-            WARN,
-            "guard",
-            f"has let {status['effective_cap']} run at once instead of {before}{since}; {more}",
-        )
+    cap, effective, step = status["cap"], status["effective_cap"], pressure.get("next_step_in_s")
+    if effective != cap:
+        before = "all" if cap is None else cap
+        since = f", for {_ago(episode[0]['at'], now)}" if episode else ""
+        more = "more once it is calm" if step is None else f"1 more in {duration(step)} if calm"
+        yield WARN, "guard", f"has allowed {turns(effective)} at a time, not {before}{since}; {more}"
     elif episode and pressure["level"] == "calm" and now - episode[0]["at"] < TROUBLE_MS:
         begun, lasted = _ago(episode[0]["at"], now), _ago(episode[0]["at"], episode[-1]["at"])
         caps = [one["cap"] for one in episode if one["cap"] is not None]
-        did = f"let {min(caps)} run at once" if caps else "changed nothing"
+        did = f"allowed {turns(min(caps))} at a time" if caps else "changed nothing"
         yield INFO, "guard", f"{did} {begun} ago, for {lasted}: the disk was {_worst(episode)}"
 
 
@@ -189,11 +195,6 @@ def _waiting(status: Any, now: int) -> str:
     first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
     told = f"{first['name']} for {waits(first, status, now)}: {why(first, status['live'])}"
     return f"{status['held']}{later}; the longest {told}"
-
-
-def _turns(status: Any) -> str:
-    count = f"{status['turns'] or 'no'} {'turn' if status['turns'] == 1 else 'turns'}"
-    return count if "cap" not in status else f"{count}, {allowed(status)}"
 
 
 def _written(status: Any) -> Iterator[Line]:

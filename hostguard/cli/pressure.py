@@ -64,7 +64,7 @@ def _pairs(answer: Any) -> list[tuple[str, object]]:
         ("Level", f"{answer['level']} since {clock(answer['since'])}"),
         ("Evidence", answer["evidence"]),
         ("Last look", None if looked is None else f"{duration(max(looked, 0))} ago"),
-        ("Live turns", f"{answer['live']}, {_allowed(answer)}"),
+        ("Live turns", _live(answer)),
         ("One more", None if step_in is None else f"in {duration(step_in)}, if it stays calm"),
         ("Frozen", ", ".join(frozen) if frozen else None),
         ("Tightened", "yes" if answer.get("tightened") else None),
@@ -75,15 +75,15 @@ def _pairs(answer: Any) -> list[tuple[str, object]]:
     ]
 
 
-def _allowed(answer: Any) -> str:
-    configured = (
-        "no cap is configured" if answer["configured"] is None else f"{answer['configured']} configured"
-    )
-    if answer["admit"] is None:
-        return f"{configured}, pressure does not limit"
-    later = answer["configured"] if answer["cap"] is None else answer["cap"]
-    more = "" if answer["admit"] == later else f", then {'any number' if later is None else later}"
-    return f"{answer['admit']} may run now{more} ({configured})"
+def _live(answer: Any) -> str:
+    live, allowed, configured = answer["live"], answer["admit"], answer["configured"]
+    cap = "no cap is configured" if configured is None else f"{configured} configured"
+    if allowed is None:
+        return f"{live}, {cap}, pressure does not limit"
+    later = configured if answer["cap"] is None else answer["cap"]
+    more = "" if allowed == later else f", then {'any number' if later is None else later}"
+    finish = ", which may finish;" if live > allowed else ","
+    return f"{live}{finish} only {allowed} at a time now{more} ({cap})"
 
 
 def _cap(cap: int | None) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from hostguard.cli.news import WHY, busy_minds, waits, why
+from hostguard.cli.news import WHY, busy_minds, turns, waits, why
 from hostguard.cli.show import clock, duration, ms, safe, size
 
 WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen
 Cell = tuple[str, float | None]  # what it shows, as HTML; and the number by which it sorts
 
 
-def running(turns: Sequence[Any], now: int, steer: bool) -> str:
+def running(live: Sequence[Any], now: int, steer: bool) -> str:
     """The live turns."""
     heads = ["Turn", "Mind", "Session", "State", "For", "CPU", "Read", "Written", *(["Act"] if steer else [])]
     rows = []
-    for turn in turns:
+    for turn in live:
         cells = [
             (_text(turn["id"] or turn["unit"]), None),
             (_text(turn["mind"] or "-"), None),
@@ -111,9 +111,9 @@ def _incident(one: Any, now: int) -> str:
 
 
 def _did(one: Any) -> Iterable[str]:
-    before = "any number" if one["configured"] is None else one["configured"]
+    before = "all" if one["configured"] is None else one["configured"]
     if one["cap"] is not None and one["cap"] != one["configured"]:
-        yield f"let {one['cap']} run at once instead of {before}"
+        yield f"allowed {turns(one['cap'])} at a time, not {before}"
     if one["frozen"]:
         yield f"froze {one['frozen']} {'turn' if one['frozen'] == 1 else 'turns'} for a while"
     if one["tightened"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.cli.news import Line, allowed, busy_minds, news, waits, why
+from hostguard.cli.news import Line, busy_minds, news, running, waits, why
 
 SLOT_MS = 2_000  # of the level's history that one column stands for: two minutes in sixty
 FRESH_MS = 5_000  # an older look at the disk says nothing of now
@@ -95,7 +95,7 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
         status["cap"],
         status["state"] == "paused",
         tuple(status["paused_minds"]),
-        f"{status['turns']} {'turn' if status['turns'] == 1 else 'turns'}, {allowed(status)}",
+        running(status),
         tuple(line for line in news(status, at) if line[1] not in SAID_ELSEWHERE),
         _device(status),
         levels(status["pressure"]["changes"], status["pressure"]["level"], status["started_at"], at, slots),

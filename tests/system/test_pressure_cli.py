@@ -52,7 +52,7 @@ def test_a_stop_is_shown_recorded_and_replayed(at_work: Guard, card: Card) -> No
         )  # fmt: skip
         card.go()
         assert record.wait() == 0
-    assert "Live turns: 1, 1 may run now (2 configured)\n" in shown
+    assert "Live turns: 1, only 1 at a time now (2 configured)\n" in shown
     assert f"Device: {card.device}\n" in shown
     assert "completed for 1." in shown.split("CHANGED")[1]
     lines = [json.loads(line) for line in watched.stdout.splitlines()]

@@ -61,13 +61,15 @@ def test_who_runs_who_writes_what_waits_and_why(host: Guard) -> None:
     with OnScreen("hostguard", "top", TERM="vt100") as top:
         text = top.wait(r"^> +\d+ +ada .*K +\S+ +[\d.]+[KM]$")
         assert re.search(r"^hostguard +\d\d:\d\d:\d\d +2 turns, cap 2$", text, re.M)
-        assert re.search(r"^ +waiting +1; the longest carol for \d.*: global cap full", text, re.M)
+        assert re.search(
+            r"^ +waiting +1; the longest carol for \d.*: no slot free, behind turn \d+$", text, re.M
+        )
         assert re.search(r"^ +written +most by ada [\d.]+ [KM]iB", text, re.M)
         assert re.search(
             r"^ +device +/dev/\S+, calm: \d+ ms a request, \d+ % busy, \d+ in flight", text, re.M
         )
         assert re.search(r"^ +level +\S*\.+ +2 min$", text, re.M), "ASCII on a vt100"
-        assert re.search(r"^  carol +idle +0/1 +1 +\S+ +global cap full \(turn \d+\)$", text, re.M)
+        assert re.search(r"^  carol +idle +0/1 +1 +\S+ +no slot free, behind turn \d+$", text, re.M)
         bob = turn(text, "bob")
         assert bob[3] == "running"
         assert bob[-2:] == ["0B", "0B"]
@@ -85,7 +87,7 @@ def test_the_keys_stop_pause_and_change_the_cap(host: Guard) -> None:
             one for one in host.json("limit", "show")["limits"] if one["name"] == "global_concurrent_turns"
         ]
         assert limit["value"] == 1
-        top.wait(r"2 turns, cap 1$")
+        top.wait(r"2 turns, which may finish; cap 1$")
         top.press("+")
         top.wait(r"2 turns, cap 2$")
 
@@ -193,14 +195,16 @@ def test_a_stopped_card_is_seen(host: Guard, card: Card) -> None:
         top.wait(r"^ +device .*calm: \d+ ms a request")
         card.stop()
         text = top.wait(r"^!! disk +stalled for \S+: \d+ requests? in flight, no")
-        assert re.search(r"^hostguard .*2 turns, cap 1 now, under pressure \(cap 2 configured\)$", text, re.M)
-        assert re.search(r"^! +guard +has let 1 run at once instead of 2 for", text, re.M)
+        assert re.search(
+            r"^hostguard .*2 turns, which may finish; only 1 at a time now \(cap 2\)$", text, re.M
+        )
+        assert re.search(r"^! +guard +has allowed 1 turn at a time, not 2, for", text, re.M)
         assert re.search(r"^ +level +\S*▁*█+ 2 min$", text, re.M)
         said = host.cli("status").stdout.splitlines()
         assert said[0].startswith("!! disk     stalled for ")
-        assert said[1].startswith("!  guard    has let 1 run at once instead of 2 for ")
+        assert said[1].startswith("!  guard    has allowed 1 turn at a time, not 2, for ")
         card.go()
-        top.wait(r"^ +guard +let 1 run at once \S+ ago, for .*: the disk was stalled", 120)
+        top.wait(r"^ +guard +allowed 1 turn at a time \S+ ago, for .*: the disk was stalled", 120)
 
 
 def test_a_slow_line_a_dumb_terminal_and_other_sizes(host: Guard) -> None:

@@ -219,10 +219,7 @@ def test_an_incident_says_what_was_done() -> None:
     one = Incident(NOW - 90_000, NOW - 30_000, 2, "3 in flight", 1, None, 1, 2 << 20)
     html = page(made([ended("ada", 1000, 1)], (), [one]))
     assert "The disk was stalled for 1m: 3 in flight." in html
-    assert (
-        "let 1 run at once instead of any number; froze 1 turn for a while; let all turns together write"
-        in html
-    )
+    assert "allowed 1 turn at a time, not all; froze 1 turn for a while; let all turns together write" in html
 
 
 def test_the_page_of_10_000_turns_is_small() -> None:

@@ -41,11 +41,11 @@ idle: ada, bob, carol"""
 
 STALLED = """\
 !! disk     stalled for 12s: 3 requests in flight, none completed for 13.5 s
-!  guard    has let 1 run at once instead of 2 for 12s; more once it is calm
+!  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
 !  enforced io_weight not at all (hostguard doctor)
    waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resume…
-   running  2 turns, cap 1 now, under pressure (cap 2 configured)
+   running  2 turns, which may finish; only 1 at a time now (cap 2)
    written  most by ada 46.0 MiB, since the daemon's start
    daemon   runs since 2026-12-31 22:00:00, version 0.2.0, disk /dev/mmcblk0
 
@@ -55,8 +55,8 @@ TURN  MIND  SESSION  STATE    RUNS   CPU   READ     WRITTEN
 
 MIND   STATE    TURNS  HELD  OLDEST  WHY
 dave   paused   0/1    1     >2h     paused: hostguard resume dave
-carol  idle     0/1    11    24s     disk not calm (turn 17)
-ada    in_turn  1/1    1     3s      session busy (turn 17)
+carol  idle     0/1    11    24s     disk not calm, behind turn 17
+ada    in_turn  1/1    1     3s      session busy, behind turn 17
 bob    in_turn  1/1    0
 idle: erin
 asleep: frank"""
@@ -132,7 +132,7 @@ STALL = [change(300, "stalled", 1), change(280, "calm", 1), change(260, "calm", 
         (pressure(), []),
         (
             pressure(changes=STALL),
-            [(INFO, "let 1 run at once 5m ago, for 40s: the disk was stalled")],
+            [(INFO, "allowed 1 turn at a time 5m ago, for 40s: the disk was stalled")],
         ),
         (
             pressure(changes=[change(300, "strained", None), change(290, "calm", None)]),
@@ -141,7 +141,7 @@ STALL = [change(300, "stalled", 1), change(280, "calm", 1), change(260, "calm", 
         (pressure(changes=[change(9000, "stalled", 1), change(8000, "calm", None)]), []),
         (
             pressure(cap=1, admit=1, next_step_in_s=14.2, changes=[*STALL, change(40, "stalled", 1), change(20, "calm", 1)]),
-            [(WARN, "has let 1 run at once instead of 2 for 40s; one more in 14s if it stays calm")],
+            [(WARN, "has allowed 1 turn at a time, not 2, for 40s; 1 more in 14s if calm")],
         ),
         (pressure("stalled", frozen=["a.scope"]), [(WARN, "keeps frozen for a moment: a.scope")]),
         (pressure("strained", tightened=True), [(WARN, "lets all turns write more slowly")]),
@@ -158,8 +158,17 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
         ({}, "nothing"),
         ({"due_later": 2}, "nothing, 2 due later"),
         (
-            {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "x")), mind("b", hold=hold(5, 3, "asleep"))]},
-            "3; the longest a for 9.5s: global cap full",
+            {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "hostguard-turn-c-7.scope")),
+                                  mind("b", hold=hold(5, 3, "asleep"))], "live": [turn("7", "c", 99)]},
+            "3; the longest a for 9.5s: no slot free, behind turn 7",
+        ),
+        (
+            {"held": 1, "minds": [mind("a", hold=hold(4, 9, "global_cap", "the global cap is 0"))], "cap": 0},
+            "1; the longest a for 9s: no slot free: the global cap is 0",
+        ),
+        (
+            {"held": 1, "minds": [mind("a", hold=hold(4, 9, "mind_busy", "the cap of a is 0"))]},
+            "1; the longest a for 9s: mind busy: the cap of a is 0",
         ),
         (
             {"held": 1, "minds": [mind("a", hold=hold(4, 90, "mind_down", "connection refused"))]},
@@ -177,6 +186,30 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
 )  # fmt: skip
 def test_what_waits_and_why(more: dict[str, Any], said: str) -> None:
     assert told("waiting", **more) == [(INFO, said)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "cap", "effective", "said"),
+    [
+        (0, 2, 2, "no turns, cap 2"),
+        (1, None, None, "1 turn, no cap"),
+        (2, 1, 1, "2 turns, which may finish; cap 1"),
+        (2, 2, 1, "2 turns, which may finish; only 1 at a time now (cap 2)"),
+        (1, 2, 1, "1 turn, only 1 at a time now (cap 2)"),
+        (9, None, 4, "9 turns, which may finish; only 4 at a time now (no cap)"),
+    ],
+)
+def test_more_that_run_than_may_are_said_to_finish(
+    turns: int, cap: int | None, effective: int | None, said: str
+) -> None:
+    assert told("running", turns=turns, cap=cap, effective_cap=effective) == [(INFO, said)]
+
+
+def test_what_is_allowed_without_a_cap_and_while_nothing_was_cut() -> None:
+    """While nothing completes the floor holds, also where pressure has cut no cap."""
+    more = {"pressure": pressure("stalled", changes=[change(5, "stalled", None)]), "cap": None}
+    said = "has allowed 1 turn at a time, not all, for 5s; more once it is calm"
+    assert told("guard", **more, effective_cap=1) == [(WARN, said)]
 
 
 def test_who_writes_most_counts_live_turns_and_those_that_ended() -> None:

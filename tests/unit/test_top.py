@@ -43,9 +43,9 @@ def seen(told: dict[str, Any] | None = None, wanted: str = "") -> View:
 # -- the screen
 
 STALLED = """\
-hostguard  00:00:00  2 turns, cap 1 now, under pressure (cap 2 configured)
+hostguard  00:00:00  2 turns, which may finish; only 1 at a time now (cap 2)
 !! disk     stalled for 12s: 3 requests in flight, none completed for 13.5 s
-!  guard    has let 1 run at once instead of 2 for 12s; more once it is calm
+!  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
 !  enforced io_weight not at all (hostguard doctor)
    waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resum…
@@ -59,8 +59,8 @@ hostguard  00:00:00  2 turns, cap 1 now, under pressure (cap 2 configured)
 
   MIND   STATE    TURNS  HELD  OLDEST  WHY
   dave   paused   0/1    1     >2h     paused: hostguard resume dave
-  carol  idle     0/1    11    24s     disk not calm (turn 17)
-  ada    in_turn  1/1    1     3s      session busy (turn 17)
+  carol  idle     0/1    11    24s     disk not calm, behind turn 17
+  ada    in_turn  1/1    1     3s      session busy, behind turn 17
   bob    in_turn  1/1    0
   2 more minds are idle or asleep
 
@@ -69,7 +69,7 @@ hostguard  00:00:00  2 turns, cap 1 now, under pressure (cap 2 configured)
 q quit  s stop  p pause  P pause all  + - cap  / filter  h help"""
 
 CALM = """\
-hostguard  00:00:00  0 turns, cap 2
+hostguard  00:00:00  no turns, cap 2
    waiting  nothing
    device   /dev/mmcblk0, calm: 6 ms a request, 12 % busy, 0 in flight
    level    ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁ 2 min

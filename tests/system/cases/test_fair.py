@@ -92,7 +92,10 @@ def test_case_24_why_does_it_wait(host: Host) -> None:
     assert host.get("/v1/status")["due_later"] == 1
     assert "is not held: it is due in " in host.get(f"/v1/deliveries/{later}/why")["text"]
     told = host.guard.cli("why", str(sent[1])).stdout
-    assert (turn_a in told, "number 2 in line" in told) == (True, True), told
+    assert f"its session is busy, behind {turn_a}; it is number 2 in line" in told, told
+    assert (
+        f"no slot of the global cap is free, behind {turn_a};" in host.guard.cli("why", str(sent[2])).stdout
+    )
     host.post("/v1/pause", mind="a")
     assert why(sent[0])[0] == "mind_paused"
     host.post("/v1/pause")
