@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import pwd
-import re
 import stat
 import tomllib
-import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,12 +19,11 @@ from hostguard.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.names import NAME_FAULTS
 from hostguard.payload import compact, scheduled
 from hostguard.pressure import Settings, settings_fault
+from hostguard.toml_text import KeyPath, dotted, quoted
 
 FILE_MAX = 1 << 20  # bytes
 GROUPS = Path("/etc/group")
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
-
-KeyPath = tuple[str, ...]
 
 
 class ConfigError(Exception):
@@ -113,19 +109,6 @@ def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
     except OSError:
         pass  # reading it will tell
     return [main, *files]
-
-
-def dotted(path: KeyPath) -> str:
-    """A key's path as TOML writes it."""
-    return ".".join(key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else quoted(key) for key in path)
-
-
-def quoted(text: str) -> str:
-    """A TOML basic string in which no character moves the cursor or turns the writing direction."""
-    return "".join(
-        f"\\U{ord(char):08x}" if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") else char
-        for char in json.dumps(text, ensure_ascii=False)  # of the escapes that JSON has, TOML has all
-    )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard import config, paths
-from hostguard.config import ConfigError, KeyPath
+from hostguard.config import ConfigError
+from hostguard.toml_text import KeyPath
 
 
 def place(name: str) -> Path:

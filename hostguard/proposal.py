@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hostguard.config import KeyPath, dotted
 from hostguard.enforce import Kernel, Label, judge
 from hostguard.model import Limits
+from hostguard.toml_text import KeyPath, dotted, toml_value
 
 # On a slow card the makespan of 24 writers is the same with 2 at once, and a bystander's write takes 0.17 s
 # instead of 2.8 s (facts.md, "The incident, by hand").
@@ -103,8 +103,7 @@ def file_lines(head: str, settings: tuple[Setting, ...], elsewhere: Mapping[KeyP
             table = setting.path[:-1]
             yield from ("", f"[{dotted(table)}]")
         yield from (f"# {line}" for line in setting.why)
-        value = f'"{setting.value}"' if isinstance(setting.value, str) else setting.value
-        line = f"{setting.path[-1]} = {value}"
+        line = f"{setting.path[-1]} = {toml_value(setting.value)}"
         if setting.path in elsewhere:
             yield f"# Left out, as {elsewhere[setting.path]} sets it:"
             line = f"#{line}"

@@ -11,6 +11,7 @@ import click
 from hostguard import config, config_dict
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.cli.show import as_json, safe
+from hostguard.toml_text import KeyPath, dotted, toml_value
 
 
 @click.group("config")
@@ -66,31 +67,22 @@ def show(json_: bool) -> None:
         click.echo(as_json({**values, "sources": loaded.config.sources}))
         return
 
-    def origin(path: config.KeyPath) -> str:
+    def origin(path: KeyPath) -> str:
         return safe(loaded.origin.get(path, "default"))
 
     click.echo("\n".join(toml_lines(values, origin)).strip())
 
 
-def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: config.KeyPath = ()) -> Iterator[str]:
+def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: KeyPath = ()) -> Iterator[str]:
     """The table as TOML, one key a line, with `origin(path)` as its comment."""
     tables = {name: value for name, value in table.items() if isinstance(value, dict)}
     if path and tables != table:
-        yield from ("", f"[{config.dotted(path)}]")
+        yield from ("", f"[{dotted(path)}]")
     for name, value in table.items():
         if name not in tables:
-            yield f"{config.dotted((name,))} = {toml_value(value)}  # {origin((*path, name))}"
+            yield f"{dotted((name,))} = {toml_value(value)}  # {origin((*path, name))}"
     for name, value in tables.items():
         yield from toml_lines(value, origin, (*path, name))
-
-
-def toml_value(value: bool | str | int | float | list[str]) -> str:
-    """A value of a key, as TOML writes it."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return config.quoted(value) if isinstance(value, str) else str(value)
 
 
 def _count(things: Sized, word: str) -> str:

@@ -118,8 +118,7 @@ def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict
 
 
 def _drop_in(name: str, keys: dict[str, Any]) -> str:
-    from hostguard.cli.config import toml_value
-    from hostguard.config import dotted
+    from hostguard.toml_text import dotted, toml_value
 
     lines = [f"{key} = {toml_value(value)}" for key, value in keys.items() if value is not None]
     header = "# Written by `hostguard mind add`. `hostguard reload` applies it."

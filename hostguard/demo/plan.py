@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hostguard.config import quoted
+from hostguard.toml_text import quoted, toml_value
 
 PREFIX = "demo-"
 HEARTBEATS = ("mimsy", "whorl", "pip")  # the three of the incident
@@ -94,13 +94,13 @@ def _drop_in(note: Note, size: int) -> Iterator[str]:
     for mind in MINDS:
         argv = command(Path(note.folder, mind), size)
         yield f"[minds.{quoted(configured(mind))}]"
-        yield f"command = [{', '.join(quoted(item) for item in argv)}]"
+        yield f"command = {toml_value(argv)}"
         yield 'user = "root"'
         yield 'directory = "/"'
         yield "concurrent_turns = 1"
         yield f"turn.max_turn = {quoted(MAX_TURN)}"
     yield f"[channels.{quoted(CHANNEL)}]"
-    yield f"minds = [{', '.join(quoted(configured(mind)) for mind in MINDS)}]"
+    yield f"minds = {toml_value([configured(mind) for mind in MINDS])}"
 
 
 def read_note(text: str) -> Note | None:
