@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from hostguard import control, intake, views
 from hostguard.clock import now_ms
-from hostguard.config import schedule_fault
+from hostguard.config_build import schedule_fault
 from hostguard.keys import SCHEDULE, TIME_MAX
 from hostguard.model import Config, Schedule
 from hostguard.names import schedule_name_fault

@@ -12,7 +12,7 @@ from test_scheduler import HOUR, NOON, Host, beat
 
 from hostguard import api_schedules
 from hostguard.clock import now_ms
-from hostguard.config import SCRIPT_MAX
+from hostguard.config_build import SCRIPT_MAX
 from hostguard.model import Kind, Schedule
 from hostguard.web import EXCEPTION_HANDLERS
 

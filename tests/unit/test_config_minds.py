@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hostguard import config
+from hostguard.config_build import SCRIPT_MAX
 from hostguard.model import Mind, Schedule, WakeOn
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -255,7 +256,7 @@ def test_a_bad_schedule_is_refused_by_name(write: Write, text: str, path: str, w
 
 
 def test_a_script_is_one_argument_of_a_shell(write: Write) -> None:
-    script = "x" * (config.SCRIPT_MAX + 1)
+    script = "x" * (SCRIPT_MAX + 1)
     assert "more than" in problem(write(f'{EXEC}{NIGHTLY}script = "{script}"'))
     assert config.load([write(f'{EXEC}{NIGHTLY}script = "{script[1:]}"')])
 
