@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 
 from test_manager import OK, Played, Silent
+from until import until
 
 from hostguard import deliveries, intake, turns
 from hostguard.accept import Acceptor
@@ -65,10 +65,7 @@ class Host:
 
     async def until(self, happened):
         """Wait for what comes by itself."""
-        end = time.monotonic() + 10
-        while not happened():
-            assert time.monotonic() < end, "it did not happen"
-            await asyncio.sleep(0.01)
+        await until(happened)
         await self.idle()
 
     async def send(self, to="bob", content="x", **fields):

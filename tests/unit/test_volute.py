@@ -1,122 +1,17 @@
-"""The minds' endpoint on real sockets: who may say what, and what it costs to hold it up."""
+"""The minds' endpoint on real sockets: who may say what."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
+from minds_endpoint import TOKENS, on_host
+from until import until
 
-from hostguard import listener, server, volute
-from hostguard.model import Config, Mind
-from hostguard.notify import Notifier
-from hostguard.policy import Policy
+from hostguard import volute
 from hostguard.problems import unavailable
-
-TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
-
-
-class Heard:
-    """What the endpoint passes on, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.ended: list[Any] = []
-        self.dones = self
-        self.stall: asyncio.Event | None = None
-
-    def heard(self, mind: str, session: str | None) -> None:
-        self.calls.append(("heard", mind, session))
-
-    def done(self, mind: str, session: str | None, message_id: str | None, turn: str | None) -> list[Any]:
-        self.calls.append(("done", mind, session, message_id, turn))
-        return self.ended
-
-    async def stored(self, ended: list[Any]) -> None:
-        self.calls += [("stored",)] * bool(ended)
-        if self.stall is not None:
-            await self.stall.wait()
-
-
-class Accepting:
-    """Takes every message, or raises."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.problem: Exception | None = None
-
-    async def send(self, message: Any) -> Any:
-        if self.problem is not None:
-            raise self.problem
-        self.messages.append(message)
-        return SimpleNamespace(rows=[SimpleNamespace(id=7)])
-
-
-class Host:
-    def __init__(
-        self, client: httpx.AsyncClient, port: int, endpoint: volute.Endpoint, config: Config
-    ) -> None:
-        self.client, self.port, self.endpoint, self.config = client, port, endpoint, config
-        self.heard, self.accepting = Heard(), Accepting()
-
-    async def post(
-        self, path: str, body: Any, token: str | None = TOKENS["ann"], **headers: str
-    ) -> httpx.Response:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        if token is not None:
-            given["Authorization"] = f"Bearer {token}"
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.client.post(f"/api/minds/{path}", content=content, headers=given)
-
-    async def event(
-        self, body: Any, token: str | None = TOKENS["ann"], name: str = "ann", **headers: str
-    ) -> int:
-        return (await self.post(f"{name}/events", body, token, **headers)).status_code
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20) -> None:
-    """Run `work` with an endpoint of two minds: ann's token is in the configuration, bob's is kept."""
-
-    async def main() -> None:
-        port = free_port()
-        config = Config(
-            payload_max=payload_max,
-            minds={
-                "ann": Mind("ann", url="http://127.0.0.1:1", token=volute.token_hash(TOKENS["ann"])),
-                "bob": Mind("bob", url="http://127.0.0.1:2"),
-                "new": Mind("new", url="http://127.0.0.1:3"),
-            },
-            channels={"#all": ("ann", "bob")},
-            events_listen=("127.0.0.1", port),
-        )
-        policy = Policy(config, {volute.token_key("bob"): volute.token_hash(TOKENS["bob"])}, "")
-        heard, accepting, notifier = Heard(), Accepting(), Notifier()
-        manager: Any = SimpleNamespace(policy=policy, residents=heard)
-        endpoint = volute.Endpoint(manager, accepting, notifier)  # type: ignore[arg-type]
-        await endpoint.start(config.events_listen)
-        try:
-            base = f"http://127.0.0.1:{port}"
-            async with httpx.AsyncClient(base_url=base, timeout=10, trust_env=False) as client:
-                host = Host(client, port, endpoint, config)
-                host.heard, host.accepting = heard, accepting
-                await asyncio.wait_for(work(host), 60)
-        finally:
-            await endpoint.close()
-            notifier._socket.close()
-
-    asyncio.run(main())
-
 
 # -- events
 
@@ -166,7 +61,7 @@ def test_a_done_is_answered_once_its_end_is_stored_and_counts_as_answered_if_it_
             )  # fmt: skip
         await asyncio.sleep(1)
         host.heard.stall.set()
-        await asyncio.sleep(1)
+        await until(lambda: done.answered is not None)
         assert done.answered is False, "the mind went away before"
 
     on_host(work)
@@ -348,113 +243,3 @@ def test_size_and_queue_limits_of_messages():
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
 
     on_host(work, payload_max=1000)
-
-
-# -- the socket
-
-
-def test_it_is_off_until_configured_and_follows_the_configuration():
-    async def work(host):
-        await host.endpoint.reload(None)
-        with pytest.raises(httpx.ConnectError):
-            await host.event({"type": "x"})
-        with socket.create_server(("127.0.0.1", host.port)):
-            await host.endpoint.reload(host.config.events_listen)
-            assert f"port {host.port}: Address already in use" in str(host.endpoint.problem)
-        await host.endpoint.reload(None)
-        assert host.endpoint.problem is None
-        await host.endpoint.reload(host.config.events_listen)
-        assert await host.event({"type": "x"}) == 200
-
-    on_host(work)
-
-
-def test_a_port_that_is_taken_is_tried_again(caplog):
-    async def work(host):
-        await host.endpoint.reload(None)
-        with socket.create_server(("127.0.0.1", host.port)):
-            await host.endpoint.reload(host.config.events_listen)
-        await asyncio.sleep(listener.RETRY_S + 0.5)
-        assert host.endpoint.problem is None
-        assert await host.event({"type": "x"}) == 200
-
-    on_host(work)
-    assert len([record for record in caplog.records if "cannot listen" in record.getMessage()]) == 1
-
-
-def test_it_listens_on_loopback_only():
-    with pytest.raises(OSError, match="no loopback address"):
-        server.listen_tcp(("0.0.0.0", 0))
-    with server.listen_tcp(("::1", 0)) as sock:
-        assert sock.getsockname()[0] == "::1"
-
-
-def test_a_peer_that_is_not_of_this_host_is_refused():
-    class Outside(asyncio.Transport):
-        aborted = False
-
-        def get_extra_info(self, name, default=None):
-            return ("192.0.2.1", 5000) if name == "peername" else default
-
-        def abort(self):
-            self.aborted = True
-
-    async def main():
-        made = server.make_server(lambda scope: None, server.LoopbackProtocol)
-        protocol = server.LoopbackProtocol(made.config, made.server_state, *extra(made))
-        outside = Outside()
-        protocol.connection_made(outside)
-        assert outside.aborted
-
-    def extra(made):
-        return [{}] if "app_state" in server.LoopbackProtocol.__init__.__code__.co_varnames else []
-
-    asyncio.run(main())
-
-
-def test_who_only_holds_connections_cannot_keep_minds_out():
-    async def work(host):
-        async def connect():
-            return await asyncio.open_connection("127.0.0.1", host.port)
-
-        began = asyncio.get_running_loop().time()
-        held = [await connect() for _ in range(server.MINDS_CONNECTIONS_MAX)]
-        for i, (_, writer) in enumerate(held):
-            writer.write(b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nX-Slow:"[: i % 50])
-        reader, over = await connect()
-        assert await asyncio.wait_for(reader.read(), 5) == b""  # one more than is allowed is closed at once
-        over.close()
-        for reader, writer in held:
-            assert await asyncio.wait_for(reader.read(), server.HEAD_S + 5) == b""
-            writer.close()
-        assert asyncio.get_running_loop().time() - began < server.HEAD_S + 5
-        assert await host.event({"type": "x"}) == 200
-
-    on_host(work)
-
-
-def test_one_request_per_connection():
-    async def work(host):
-        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        body = b'{"type":"x"}'
-        writer.write(
-            b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s"
-            % (TOKENS["ann"].encode(), len(body), body)
-        )
-        answer = await asyncio.wait_for(reader.read(), 3)  # to its end: the connection is closed
-        assert answer.startswith(b"HTTP/1.1 200")
-        writer.close()
-
-    on_host(work)
-
-
-def test_a_body_that_never_comes_is_given_up_and_may_be_tried_again():
-    async def work(host):
-        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
-        head = f"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['ann']}\r\n"
-        writer.write(f"{head}Content-Length: 500\r\n\r\n{{".encode())
-        answer = await asyncio.wait_for(reader.read(), volute.BODY_S + 5)
-        assert answer.startswith(b"HTTP/1.1 503")
-        writer.close()
-
-    on_host(work)
