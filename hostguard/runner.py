@@ -114,12 +114,12 @@ class Runner:
         return False
 
     def begin_record(self, turn: Turn) -> bool:
-        """Make the record of a turn that is about to start. False if it cannot be made: the turn is over."""
+        """Make the record of a turn that is about to start. False if it cannot be made."""
         assert turn.live.id is not None
         try:
             turns.begin_record(turn.live.id)
         except OSError as error:
-            self._cannot_start(turn, error)
+            log.error("%s: its record cannot be made: %s", turn.live.unit, error)
             return False
         return True
 
@@ -127,7 +127,7 @@ class Runner:
         """Free the slot of a turn that the host, not its mind, keeps from starting; it is tried again."""
         reason = f"the guard cannot start a process: {error}"
         log.error("%s: %s", turn.live.unit, reason)
-        self._over(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
+        self.give_up(turn, turns.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
 
     async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
         """Bring the turn's scope up around a waiting `hostguard run`. False if its command is not to run."""
@@ -151,9 +151,7 @@ class Runner:
         try:
             await self._start_scope(unit, properties)
         except SystemdError as error:
-            self._dismiss(turn)
-            failed = turns.Ending("not_started", f"systemd: {error}", failed=True)
-            self._over(turn, turns.NEVER_BEGAN if turn.asked else failed)
+            self.give_up(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.
@@ -271,9 +269,9 @@ class Runner:
             turn.used = self.usage(turn)
 
     def give_up(self, turn: Turn, ending: turns.Ending) -> None:
-        """Free the slot of a turn that is not brought up after all."""
+        """Free the slot of a turn that is not brought up after all. Asked to stop, it does not come again."""
         self._dismiss(turn)
-        self._over(turn, ending)
+        self._over(turn, turns.NEVER_BEGAN if turn.asked else ending)
 
     def owns(self, pid: int) -> bool:
         """Whether a live turn was started around this very process."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hostguard import deliveries, payload, turns
 from hostguard.events import Event
 from hostguard.live import Phase, Turn
-from hostguard.model import Delivery, Kind, LiveTurn, Mind, Row
+from hostguard.model import Delivery, Kind, LiveTurn, Mind, Row, State
 from hostguard.names import own_session
 from hostguard.queue import Unavailable
 from hostguard.units import turn_unit
@@ -54,9 +54,18 @@ class Starter:
             if turn.phase is not Phase.STARTING:
                 return  # it runs, and its end is seen
             if turn.delivery is None:
-                self._manager.read_again(row)
-            ending = turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
-            self._manager.runner.give_up(turn, ending)
+                self._put_back(turn, row)
+            else:
+                ending = turns.Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
+                self._manager.runner.give_up(turn, ending)
+
+    def _put_back(self, turn: Turn, row: Row) -> None:
+        """Give up a turn whose row is not marked yet. It comes again, unless its turn was asked to stop."""
+        if turn.asked:
+            self._manager.ledger.close(row, State.CANCELLED, turns.NEVER_BEGAN.reason)
+        else:
+            self._manager.read_again(row)
+        self._manager.runner.give_up(turn, turns.Ending("dismissed", "it cannot be started now", back=True))
 
     async def _bring_up(self, turn: Turn, row: Row) -> None:
         manager, runner, ledger = self._manager, self._manager.runner, self._manager.ledger
@@ -64,17 +73,16 @@ class Starter:
             found = await ledger.fetch(row.id)
         except Unavailable as error:
             log.warning("cannot read row %d: %s", row.id, error)
-            manager.read_again(row)
-            runner.give_up(turn, turns.Ending("dismissed", "the queue cannot be read", back=True))
+            self._put_back(turn, row)
             return
         mind = manager.policy.config.minds.get(row.mind)
         if found is None:
             log.warning("row %d is not queued any more; its turn is not started", row.id)
             runner.give_up(turn, turns.Ending("dismissed", "the row is gone", back=True))
             return
-        if mind is None:
-            manager.requeue(row)
-            runner.give_up(turn, turns.Ending("dismissed", "the mind is gone", back=True))
+        # The record comes before the mark: a marked row without one is of an earlier boot.
+        if mind is None or (row.kind is not Kind.RUN and not runner.begin_record(turn)):
+            self._put_back(turn, row)
             return
         delivery, raw = found
         turn.delivery = delivery
@@ -83,9 +91,6 @@ class Starter:
         turn.description = payload.describe(delivery, raw)
         assert turn.live.id is not None
         turn_id, since = turn.live.id, turn.since
-        # Before the mark: a marked row without a record is one of an earlier boot.
-        if row.kind is not Kind.RUN and not runner.begin_record(turn):
-            return
         ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, since), durable=False)
         if await self._run(turn, mind, delivery, raw):
             manager.events.emit(
@@ -98,7 +103,8 @@ class Starter:
         """True once the turn is at work."""
         manager, runner = self._manager, self._manager.runner
         if row.kind is Kind.RUN:
-            caller = None if turn.revoked else manager.callers.take(row.id)
+            # One that was stopped, too, is to hear so; one that was only paused waits on.
+            caller = None if turn.revoked and not turn.asked else manager.callers.take(row.id)
             if caller is None or not caller.alive():
                 reason = "it was paused, or its caller is gone"
                 runner.give_up(turn, turns.Ending("dismissed", reason, back=True))
