@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,25 +39,20 @@ class Plan:
 def plan(
     live: Sequence[str],
     spared: Collection[str],
-    frozen: Mapping[str, float],
+    frozen: Collection[str],
     level: Level,
     admit: int | None,
-    now: float,
-    longest: float,
 ) -> Plan:
-    """What to do at `now`, in seconds, as are the values of `frozen` and `longest`. Pure.
+    """What to do now. Pure.
 
-    `live` are the turns' units, oldest first; `spared` are not to be frozen; `frozen` says since when one is.
-    While the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay so, until
-    what piled up is written; once it is calm one is thawed at each call. None is for longer than `longest`.
+    `live` are the turns' units, oldest first; `spared` are not to be frozen; `frozen` are so already. While
+    the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay so, until what
+    piled up is written; once it is calm one is thawed at each call.
     """
-    held = [unit for unit in live if unit in frozen]
-    overdue = [unit for unit in held if now - frozen[unit] >= longest]
     if level is Level.CALM:
-        return Plan(thaw=tuple(overdue or held[:1]))
+        return Plan(thaw=tuple(unit for unit in live if unit in frozen)[:1])
     beyond = live[admit:] if level is Level.STALLED and admit is not None else []
-    freeze = [unit for unit in reversed(beyond) if unit not in frozen and unit not in spared]
-    return Plan(tuple(freeze), tuple(overdue))
+    return Plan(tuple(unit for unit in reversed(beyond) if unit not in frozen and unit not in spared))
 
 
 async def thaw_left() -> None:
@@ -109,17 +104,24 @@ class Freezer:
             self._thaw(unit)
 
     def follow(self, state: State, longest: float) -> None:
-        """Do what the state asks for. Call it at each tick."""
+        """Do what the state asks for; no freeze lasts more than `longest` seconds. Call it at each tick."""
         now, live = time.monotonic(), self._runner.live
         self._thawed = {unit: at for unit, at in self._thawed.items() if now - at < longest}
         self._forget([unit for unit in self.frozen if unit not in live.turns and unit not in self._thawing])
         # What somebody else put into our slices is not ours to freeze; what starts or ends has a job to do.
         busy = {turn.live.unit for turn in live if turn.phase not in (Phase.RUNNING, Phase.LINGERING)}
         spared = busy | self._thawed.keys()
-        todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit, now, longest)
+        todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit)
         for unit in todo.freeze:
             self._freeze(unit, state.evidence, now)
+        if todo.freeze:
+            asyncio.get_running_loop().call_later(longest, self._thaw_since, now)
         for unit in todo.thaw:
+            self._thaw(unit)
+
+    def _thaw_since(self, at: float) -> None:
+        """Thaw what was frozen at that time, oldest first: its time is over, however the disk is by now."""
+        for unit in reversed([unit for unit, since in self.frozen.items() if since == at]):
             self._thaw(unit)
 
     def _freeze(self, unit: str, evidence: str, now: float) -> None:
@@ -128,9 +130,7 @@ class Freezer:
         except OSError as error:
             log.warning("%s is not frozen, as that could not be undone for certain: %s", unit, error)
             return
-        self.frozen[unit] = (
-            now  # the same for all of a tick: they are overdue together, and thawed oldest first
-        )
+        self.frozen[unit] = now  # the same for all of a tick: they are thawed together, oldest first
         self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
         task = asyncio.create_task(self._ask(unit))
         self._asking.add(task)

@@ -1,4 +1,4 @@
-"""Which turns are frozen and thawed: a table of moments; and what becomes of it if systemd does not do it."""
+"""Which turns are frozen and thawed: a table of moments, and for how long; and what becomes of it if systemd does not do it."""
 
 from __future__ import annotations
 
@@ -21,49 +21,41 @@ ABCD = ("a", "b", "c", "d")  # oldest first
 CALM, STRAINED, STALLED = Level
 
 MOMENTS = [
-    ("calm, nothing frozen", {}, (), CALM, None, Plan()),
-    ("strained: nobody is frozen for that", {}, (), STRAINED, 1, Plan()),
-    ("stalled: all but the floor, youngest first", {}, (), STALLED, 1, Plan(("d", "c", "b"))),
-    ("stalled, a floor of 3", {}, (), STALLED, 3, Plan(("d",))),
-    ("stalled, fewer than the floor", {}, (), STALLED, 9, Plan()),
-    ("stalled, pressure does not limit", {}, (), STALLED, None, Plan()),
-    ("still stalled: those that came since", {"c": 8, "b": 8}, (), STALLED, 1, Plan(("d",))),
-    ("one that starts is spared, and no older one pays for it", {}, ("d",), STALLED, 2, Plan(("c",))),
-    ("still stalled, and long enough", {"d": 0, "c": 0, "b": 1}, (), STALLED, 1, Plan((), ("c", "d"))),
-    ("strained after a stall: what piled up comes first", {"d": 8, "c": 8}, (), STRAINED, 2, Plan()),
-    ("strained, and long enough", {"d": 0, "c": 8}, (), STRAINED, 2, Plan((), ("d",))),
-    ("calm: one, the oldest", {"d": 8, "c": 8, "b": 8}, (), CALM, 2, Plan((), ("b",))),
-    ("calm, and long enough for two", {"d": 0, "c": 0, "b": 8}, (), CALM, 2, Plan((), ("c", "d"))),
-    ("one that is over is not thawed", {"z": 0}, (), CALM, 2, Plan()),
-]  # fmt: skip
+    ("calm, nothing frozen", (), (), CALM, None, Plan()),
+    ("strained: nobody is frozen for that", (), (), STRAINED, 1, Plan()),
+    ("stalled: all but the floor, youngest first", (), (), STALLED, 1, Plan(("d", "c", "b"))),
+    ("stalled, a floor of 3", (), (), STALLED, 3, Plan(("d",))),
+    ("stalled, fewer than the floor", (), (), STALLED, 9, Plan()),
+    ("stalled, pressure does not limit", (), (), STALLED, None, Plan()),
+    ("still stalled: those that came since", ("c", "b"), (), STALLED, 1, Plan(("d",))),
+    ("one that starts is spared, and no older one pays for it", (), ("d",), STALLED, 2, Plan(("c",))),
+    ("strained after a stall: what piled up comes first", ("d", "c"), (), STRAINED, 2, Plan()),
+    ("calm: one, the oldest", ("d", "c", "b"), (), CALM, 2, Plan((), ("b",))),
+    ("one that is over is not thawed", ("z",), (), CALM, 2, Plan()),
+]
 
 
 @pytest.mark.parametrize(
     ("frozen", "spared", "level", "admit", "todo"), [m[1:] for m in MOMENTS], ids=[m[0] for m in MOMENTS]
 )
-def test_at_second_10_with_10_seconds_at_most(frozen, spared, level, admit, todo):
-    assert plan(ABCD, spared, frozen, level, admit, 10.0, 10.0) == todo
+def test_which_are_frozen_and_thawed(frozen, spared, level, admit, todo):
+    assert plan(ABCD, spared, frozen, level, admit) == todo
 
 
 @given(
     live=st.lists(st.integers(0, 20).map(str), unique=True),
-    frozen=st.dictionaries(st.integers(0, 20).map(str), st.floats(0, 10)),
+    frozen=st.sets(st.integers(0, 20).map(str)),
     spared=st.sets(st.integers(0, 20).map(str)),
     level=st.sampled_from(Level),
     admit=st.none() | st.integers(1, 20),
-    longest=st.floats(1, 10),
 )
-def test_whatever_the_moment(live, frozen, spared, level, admit, longest):
-    """The oldest go on, nobody is frozen twice or kept for too long, and nobody is both frozen and thawed."""
-    todo = plan(live, spared, frozen, level, admit, 10.0, longest)
-    assert not {*todo.freeze} & ({*frozen} | spared | {*live[: admit or len(live)]})
+def test_whatever_the_moment(live, frozen, spared, level, admit):
+    """The oldest go on, nobody is frozen twice, and nobody is both frozen and thawed."""
+    todo = plan(live, spared, frozen, level, admit)
+    assert not {*todo.freeze} & (frozen | spared | {*live[: admit or len(live)]})
     assert {*todo.freeze} <= {*live}
-    assert (
-        {unit for unit in live if unit in frozen and 10 - frozen[unit] >= longest}
-        <= {*todo.thaw}
-        <= {*frozen}
-    )
-    assert [*todo.thaw] == [unit for unit in live if unit in todo.thaw]
+    assert {*todo.thaw} <= frozen & {*live}
+    assert len(todo.thaw) == (level is CALM and bool(frozen & {*live}))
     if level is not Level.STALLED:
         assert not todo.freeze
 
@@ -117,11 +109,22 @@ def test_where_nothing_can_be_frozen_it_is_not_asked_for_at_each_tick(notes):
     asyncio.run(main())
 
 
-def test_all_of_a_tick_are_overdue_at_once(notes):
+def test_none_is_frozen_for_longer_than_it_may_though_nobody_looks(notes):
+    """The oldest goes on first, and each rests then for as long."""
+
     async def main():
-        made = freezer(Systemd(), [])
-        made.follow(State(level=STALLED), 15)
-        assert (len(made.frozen), len({*made.frozen.values()})) == (3, 1)
+        systemd, thawed = Systemd(), []
+        made = freezer(systemd, thawed)
+        made.follow(State(level=STALLED, floor=2), 0.2)
+        began = asyncio.get_running_loop().time()
+        for _ in range(500):
+            if made.frozen:
+                await asyncio.sleep(0.01)
+        assert asyncio.get_running_loop().time() - began >= 0.2
+        made.follow(State(level=STALLED, floor=2), 60)
+        await asyncio.sleep(0)
+        assert systemd.asked == ["freeze d", "freeze c", "thaw c", "thaw d"]
+        assert thawed == ["c", "d"]
 
     asyncio.run(main())
 
