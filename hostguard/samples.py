@@ -52,6 +52,12 @@ def ran_backwards(before: Disk, now: Disk) -> bool:
     return any(getattr(now, name) < getattr(before, name) for name in names)
 
 
+def disks(before: Sample | None, now: Sample | None) -> tuple[Disk, Disk] | None:
+    """The disk at two looks; None if they cannot be compared: one saw none, or its counters ran backwards."""
+    old, new = before and before.disk, now and now.disk
+    return (old, new) if old and new and not ran_backwards(old, new) else None
+
+
 def took(before: Disk, now: Disk) -> float:
     """Seconds a request took: the mean of the reads, the writes or the flushes, whichever is longest."""
     kinds = (

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hostguard.manager import Manager
-from hostguard.samples import Sample, ran_backwards, took
+from hostguard.samples import Sample, disks, took
 from hostguard.sampling import boottime
 
 
@@ -35,11 +35,11 @@ def pressed(manager: Manager) -> dict[str, Any]:
 
 def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
     """How the disk was between the last two looks: ms a request took, and how long any was in flight."""
-    before, now = samples if len(samples) == 2 else (None, None)
     rates: dict[str, Any] = {"await_ms": None, "busy_percent": None}
-    if before and now and before.disk and now.disk and not ran_backwards(before.disk, now.disk):
-        busy_s, span_s = (now.disk.busy_ms - before.disk.busy_ms) / 1000, now.at - before.at
+    pair = disks(*samples) if len(samples) == 2 else None
+    if pair is not None:
+        busy_s, span_s = (pair[1].busy_ms - pair[0].busy_ms) / 1000, samples[1].at - samples[0].at
         # Kernels before 6.10 let busy_ms jump (facts.md).
         rates["busy_percent"] = round(100 * min(busy_s / span_s, 1)) if span_s > 0 else None
-        rates["await_ms"] = round(took(before.disk, now.disk) * 1000, 1)
+        rates["await_ms"] = round(took(*pair) * 1000, 1)
     return rates

@@ -22,7 +22,7 @@ from hostguard.events import Event
 from hostguard.freezing import Freezer
 from hostguard.pressure import Level, Settings, State, step
 from hostguard.recorder import Recorder
-from hostguard.samples import Sample, ran_backwards, took
+from hostguard.samples import Sample, disks, took
 from hostguard.sampling import Sampler, boottime
 from hostguard.tightening import Tightener
 from hostguard.trigger import Trigger
@@ -83,6 +83,7 @@ class Watcher:
         known = device.name == self.device.name
         self.device = device
         if not known:
+            self.samples.clear()
             before, found = self.state, learnt.recall(device.name) or State(since=boottime())
             self.state = replace(found, floor=self._settings.floor)
             self._tell(before)
@@ -198,8 +199,9 @@ class Watcher:
 
 def _await_ms(before: Sample | None, now: Sample, quiet_since: float | None) -> int | None:
     """What a request took since the look before, or has waited while none completes; None: no request."""
-    if before is None or before.disk is None or now.disk is None or ran_backwards(before.disk, now.disk):
+    pair = disks(before, now)
+    if pair is None:
         return None
-    if now.disk.completed > before.disk.completed:
-        return round(1000 * took(before.disk, now.disk))
+    if pair[1].completed > pair[0].completed:
+        return round(1000 * took(*pair))
     return None if quiet_since is None else round(1000 * (now.at - quiet_since))

@@ -156,6 +156,7 @@ def test_another_disk_is_met_without_prejudice(on_host):
         host.watcher.use(OTHER)
         assert (host.watcher.state.level, host.watcher.state.cap) == (Level.CALM, None)
         assert host.told[-1] == "calm: not looked at yet; cap 1 -> 4"
+        assert not host.watcher.samples, "what was seen of another disk is not compared with this one"
 
     on_host(work)
 
