@@ -243,41 +243,39 @@ def written() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def test_a_day_of_trouble_writes_less_than_200_kb(tmp_path):
-    """The worst day: a change in each minute, and more incidents than are stored. With SQLite's own files."""
+@pytest.mark.parametrize(
+    ("level", "incidents", "least", "most"),
+    [(0, 0, 20_000, 80_000), (2, recorder.INCIDENTS_MAX, 80_000, 200_000)],
+    ids=["usual", "trouble"],
+)
+def test_what_a_day_writes(tmp_path, level, incidents, least, most):
+    """A change in each ten minutes, also once old days are dropped, and as many incidents as are stored at most.
+
+    With SQLite's own files.
+    """
+    text = "3 requests in flight, none completed for 16.5 s"
     with closing(open_database(tmp_path / "queue.db")[0]) as db:
         db.execute("PRAGMA synchronous=NORMAL")
 
         def day(number: int) -> int:
             before = written()
             for at in range(T0 + number * 86_400_000, T0 + (number + 1) * 86_400_000, recorder.STORE_MS):
-                points = [Point(at + i * TEN, Seen(2, 1, 30, 5000, 16_500)) for i in range(13)]
-                incidents = [
-                    Incident(
-                        at + i,
-                        at + i + 999,
-                        2,
-                        "3 requests in flight, none completed for 16.5 s",
-                        1,
-                        4,
-                        9,
-                        10**6,
-                    )
-                    for i in range(recorder.INCIDENTS_MAX)
-                ]
+                points = [Point(at + i * TEN, Seen(level, 1, 30, 5000, 16_500)) for i in range(13)]
+                troubles = [Incident(at + i, at + i + 999, 2, text, 1, 4, 9, 10**6) for i in range(incidents)]
                 db.execute("BEGIN IMMEDIATE")
-                history_db.store(db, points, incidents, at)
+                history_db.store(db, points, troubles, at)
                 db.execute("COMMIT")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return written() - before
 
-        most = max(day(number) for number in range(60))
-        assert 20_000 < most < 200_000
+        days = [day(number) for number in range(60)]
+        print("bytes on the first and the worst day:", days[0], max(days))
+        assert least < min(days)
+        assert max(days) < most
         count = lambda table: db.execute(f"SELECT count(*), min(at) FROM {table}").fetchone()  # noqa: E731
         assert count("points")[0] <= history_db.POINTS_MAX
         assert count("points")[1] >= T0 + 60 * 86_400_000 - history_db.POINTS_AGE - recorder.STORE_MS
         assert count("incidents")[0] <= history_db.INCIDENTS_MAX
-        print("bytes on the worst day:", most, "file:", (tmp_path / "queue.db").stat().st_size)
 
 
 def test_what_is_stored_is_read_as_it_was(tmp_path):
