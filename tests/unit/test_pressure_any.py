@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hostguard.pressure import GAP, Level, Settings, State, step
@@ -48,6 +48,8 @@ WORK = {
     "share": 0.2,
     "fault": None,
 }
+
+STALL = {**WORK, "ticks": 4, "done": 0, "in_flight": 1, "busy_ms": 1000}
 
 
 def looks(moments: list[dict[str, Any]], cap: int | None, start: float = 0.0) -> Iterator[Sample]:
@@ -151,11 +153,12 @@ def test_a_sample_that_cannot_be_compared_changes_nothing(
 
 @settings(deadline=None, max_examples=40)
 @given(MOMENTS, CAP, SETTINGS)
+@example([{**STALL, "live": 1}], None, Settings(floor=3))
 def test_full_again_after_calm(moments: list[dict[str, Any]], cap: int | None, chosen: Settings) -> None:
     """With as many turns at work as may be, if no cap is configured; else however many there are."""
     samples = [*looks(moments, cap)]
     state = run(samples, chosen)[-1]
-    live = 0 if cap is not None else max(moment["live"] for moment in moments) + 1
+    live = 0 if cap is not None else max(chosen.floor, *(moment["live"] for moment in moments)) + 1
     rises = (cap if cap is not None else live) + 2
     patience = 60 + chosen.hold_off + rises * max(30.0, chosen.calm_window) + 16 * chosen.calm_window
     calm = {**WORK, "live": live, "ticks": int(patience) + 10}
