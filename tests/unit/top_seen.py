@@ -1,0 +1,16 @@
+"""What `hostguard top` has seen, for tests of what it makes of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statuses import MIB, NOW, stalled
+
+from hostguard.top.model import Look, Used, View, view
+
+BEFORE = Look(10.0, {"hostguard-turn-ada-17.scope": Used(1000, 0, 5 * MIB)})
+
+
+def seen(told: dict[str, Any] | None = None, wanted: str = "") -> View:
+    """Two seconds after BEFORE."""
+    return view(stalled() if told is None else told, NOW, 12.0, BEFORE, wanted)
