@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hostguard import cgroups, turns, units
 from hostguard.bus import SystemdError, SystemdLost
+from hostguard.leaving import Leaving
 from hostguard.live import Live, Phase, Turn
 from hostguard.model import Kind, Limits, LiveTurn, Mind
 from hostguard.spawner import Spawner, Stub, anchor, release
@@ -24,9 +25,6 @@ from hostguard.usage import Usage, of_scope
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 1_000  # out of descriptors or processes: look again after this
-LEAVE_S = 2.0  # systemd normally forgets a scope within milliseconds
-# A turn that was dismissed has the same name at its next start: systemd may not have forgotten it yet.
-FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 async def _nobody(cgroup: Path, limits: Limits) -> None:
@@ -49,8 +47,7 @@ class Runner:
         self.on_scope: Callable[[Path, Limits], Awaitable[None]] = _nobody
         self.spawner = Spawner(self.systemd)
         self._watch = cgroups.Watch(self._emptied)
-        self._leaving: set[str] = set()  # over for us; systemd has not said so yet
-        self._reaper: asyncio.TimerHandle | None = None
+        self._leaving = Leaving(self.systemd, self._has_processes)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -62,8 +59,7 @@ class Runner:
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
         self._watch.close()
-        if self._reaper is not None:
-            self._reaper.cancel()
+        self._leaving.close()
         await self.systemd.close()
         self.spawner.close()
 
@@ -149,7 +145,7 @@ class Runner:
             turn.live.mind, turn.description, limits, self.device, [turn.pid], delegate
         )
         try:
-            await self._start_scope(unit, properties)
+            await self._leaving.start_scope(unit, properties)
         except SystemdError as error:
             self.give_up(turn, turns.Ending("not_started", f"systemd: {error}", failed=True))
             return False
@@ -168,37 +164,6 @@ class Runner:
             self._ended(turn)
             return False
         return True
-
-    async def _start_scope(self, unit: str, properties: Sequence[units.Property]) -> None:
-        for pause in (*FORGET_S, None):
-            try:
-                return await self.systemd.start_scope(unit, properties)
-            except SystemdError as error:
-                if pause is None or not error.name.endswith(".UnitExists"):
-                    raise
-            await self._stop_empty(unit)
-            await asyncio.sleep(pause)
-
-    async def _stop_empty(self, unit: str) -> None:
-        parsed = units.parse_turn_unit(unit)
-        if parsed is not None and not self._has_processes(unit, parsed[0]):
-            with suppress(SystemdError, SystemdLost):
-                await self.systemd.stop_unit(unit)
-
-    def _reap_soon(self) -> None:
-        """Have systemd forget scopes that are empty although it does not see it.
-
-        A process that ends within some 10 ms of being moved into its scope can leave the scope active for
-        ever: the kernel tells of a cgroup's end at most that often.
-        """
-        if self._leaving and self._reaper is None:
-            self._reaper = asyncio.get_running_loop().call_later(LEAVE_S, self._reap)
-
-    def _reap(self) -> None:
-        self._reaper = None
-        leaving, self._leaving = self._leaving, set()
-        for unit in leaving:
-            self._spawn(self._stop_empty(unit))
 
     def _dismiss(self, turn: Turn) -> None:
         if turn.stub is not None:
@@ -255,7 +220,6 @@ class Runner:
             self._unfollow(turn)
             if turn.live.id is not None:
                 self._leaving.add(turn.live.unit)
-                self._reap_soon()
             self.account(turn)
             self._on_over(turn, ending)
 
@@ -303,7 +267,6 @@ class Runner:
         for turn in self.live:
             if turn.phase is not Phase.STARTING:
                 self.scope_gone(turn.live.unit)
-        self._reap_soon()
         self._on_told()
 
     def systemd_down(self) -> None:
@@ -332,7 +295,7 @@ class Runner:
         systemd says that a unit is gone also while it is reloaded, and may do so by mistake
         (systemd#36781): the processes tell.
         """
-        self._leaving.discard(unit)
+        self._leaving.forgotten(unit)
         turn = self.live.turns.get(unit)
         if turn is None or self._has_processes(unit, turn.live.mind):
             return
