@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from scheduling import HOUR, NOON, Host, beat
 from starlette.applications import Starlette
-from test_scheduler import HOUR, NOON, Host, beat
 
 from hostguard import api_schedules
 from hostguard.clock import now_ms

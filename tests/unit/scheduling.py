@@ -1,0 +1,94 @@
+"""The scheduler on a real queue, with a clock that the test sets. Nothing here starts a turn."""
+
+import asyncio
+import json
+
+from onqueue import acceptor
+
+from hostguard import deliveries
+from hostguard.events import Events
+from hostguard.journal import Journal
+from hostguard.manager import Manager
+from hostguard.model import Config, Mind, Schedule, State
+from hostguard.policy import Policy
+from hostguard.queue import Queue
+from hostguard.scheduler import Scheduler
+
+NOON = 1_781_092_800_000  # 2026-06-10 12:00 UTC
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+MINDS = {name: Mind(name, ("/bin/true",), user="nobody") for name in ("ann", "bob", "cat")}
+
+
+class Silent(Journal):
+    def __init__(self):
+        self.lines = []
+
+    def send(self, text, *_, **__):
+        self.lines.append(text)
+
+
+class Host:
+    """A guard's life; `again` is the next one, on the same queue."""
+
+    def __init__(self, folder, *schedules, now=NOON):
+        self.folder, self.now = folder, now
+        self.schedules = {one.name: one for one in schedules}
+
+    async def __aenter__(self):
+        self.queue = Queue(self.folder / "queue.db")
+        await self.queue.open()
+        self.journal = Silent()
+        self.manager = Manager(self.queue, Events(self.journal), lambda: None)
+        kept = await self.queue.read(deliveries.settings)
+        self.manager.policy = Policy(Config(minds=MINDS, schedules=self.schedules), kept, "boot")
+        self.scheduler = Scheduler(self.manager, acceptor(self.manager), lambda: self.now)
+        await self.scheduler.start()
+        await self.idle()
+        return self
+
+    async def __aexit__(self, *_):
+        self.scheduler.close()
+        await self.manager.settled(5)
+        await self.queue.close()
+
+    async def idle(self):
+        """Until nothing is being looked at."""
+        while self.manager._tasks:
+            await self.manager.settled(5)
+        await self.queue.write(lambda db: None)  # behind what nobody waits for
+
+    async def at(self, now):
+        self.now = now
+        self.scheduler.check()
+        await self.idle()
+
+    async def reload(self, *schedules):
+        self.schedules = {one.name: one for one in schedules}
+        self.manager.policy.config = Config(minds=MINDS, schedules=self.schedules)
+        await self.scheduler.reload()
+        await self.idle()
+
+    async def rows(self):
+        return await self.queue.read(lambda db: deliveries.select(db, tuple(State), None, 0, 10_000))
+
+    async def keys(self):
+        return [row.key for row in await self.rows()]
+
+    async def payload(self, row):
+        return json.loads((await self.queue.read(lambda db: deliveries.with_payload(db, row.id)))[1])
+
+    async def settings(self, prefix):
+        found = await self.queue.read(deliveries.settings)
+        return {name: value for name, value in found.items() if name.startswith(prefix)}
+
+
+def beat(mind="bob", cron="0 * * * *", name=None, **more):
+    return Schedule(name or f"beat-{mind}", mind, cron=cron, message="go", timezone="UTC", **more)
+
+
+def run(work):
+    return asyncio.run(work)
+
+
+def key(time, name="beat-bob"):
+    return f"schedule:{name}:{time}"
