@@ -19,6 +19,11 @@ from hostguard.samples import Disk, Psi, Sample
 Window = tuple[float, float]
 
 
+def between(begin: float, end: float, there: float, else_: float = 0.012) -> Callable[[float], float]:
+    """What holds from `begin` on until `end`, and at other times; for World."""
+    return lambda at: there if begin <= at < end else else_
+
+
 class Shown(NamedTuple):
     """What the guard says from `at` on."""
 
