@@ -1,0 +1,23 @@
+"""What reports are made of, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statuses import NOW, status
+
+from hostguard.history_db import Ended
+from hostguard.report import make
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+LONG = 2 * HOUR  # in steps of a minute
+
+
+def ended(name: str, ago: int, ran: int, **more: Any) -> Ended:
+    """A turn that began `ago` ms before now and ran for `ran` ms."""
+    row = Ended(name, True, NOW - ago, NOW - ago + ran, 0, 0, None, None, None, None)
+    return row._replace(**more)
+
+
+def made(rows: Any = (), points: Any = (), incidents: Any = (), span: int = LONG, **more: Any) -> Any:
+    return make(status(**more), rows, points, incidents, NOW, span)
