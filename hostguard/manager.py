@@ -105,7 +105,7 @@ class Manager:
             policy.paused(mind),
             policy.asleep(mind),
             self.runner.live.of(mind),
-            self.residents.down(mind),
+            self.residents.downs.why(mind),
         )
 
     def waiting(self, mind: str) -> int:
@@ -139,7 +139,7 @@ class Manager:
             mind in self.policy.config.minds
             and not self.policy.paused(mind)
             and not self.policy.asleep(mind)
-            and self.residents.down(mind) is None
+            and self.residents.downs.why(mind) is None
             and len(self.runner.live.of(mind)) < self.policy.mind_cap(mind)
         )
 
@@ -165,7 +165,7 @@ class Manager:
         self._expire(now, {row.id for row in self._fresh if row.kind is Kind.RUN})
         for id_ in self.callers.lost():
             self._drop_run(id_)
-        for mind in self.residents.retried():
+        for mind in self.residents.downs.retried():
             self._offer(mind)
         for new in self._fresh:
             turn = self.runner.live.taking(new.mind, new.session)
@@ -267,7 +267,7 @@ class Manager:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        delays = [self.callers.lost_in(), self.residents.up_in()]
+        delays = [self.callers.lost_in(), self.residents.downs.up_in()]
         for when in (self.backlog.next_due(), self.ledger.next_expiry()):
             delays.append(None if when is None else min((when - now) / 1000, CLOCK_CHECK_S))
         delay = min((delay for delay in delays if delay is not None), default=None)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostguard import deliveries, payload, turns
@@ -23,6 +22,7 @@ from hostguard.adopt import Adopter
 from hostguard.bus import SystemdError, SystemdLost
 from hostguard.clock import now_ms
 from hostguard.dones import Done, Dones
+from hostguard.downs import Downs
 from hostguard.events import Event
 from hostguard.live import Phase, Resident, Turn
 from hostguard.model import Config, Delivery, Mind, Row
@@ -40,20 +40,6 @@ DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is a
 CHECK_S = 5.0  # between two looks at how busy the turns are
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
-    """A mind whose server took no connections `tries` times in a row; `until` is time.monotonic()."""
-
-    text: str
-    until: float
-    tries: int
-
-    @property
-    def left(self) -> float:
-        """Seconds of the pause that are left; it is over at 0 or less."""
-        return self.until - time.monotonic()
-
-
 class Residents:
     """Drives the turns of all resident minds."""
 
@@ -62,7 +48,7 @@ class Residents:
         self._runner = manager.runner
         self.adopter = Adopter(self._runner.systemd, self._died, self._runner.cgroup)
         self._postman = Postman()
-        self._down: dict[str, Down] = {}
+        self.downs = Downs()
         self.dones = Dones(manager.ledger.waiters)
         self._check: asyncio.TimerHandle | None = None
 
@@ -119,7 +105,7 @@ class Residents:
 
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
         resident.posted = True
-        self._down.pop(mind.name, None)
+        self.downs.up(mind.name)
         self._manager.on_session(mind.name, turn.live.session or "", True)
         self.adopter.look(mind.name)
         self._watch_busy()
@@ -143,7 +129,7 @@ class Residents:
     def _not_taken(self, mind: Mind, posted: Posted) -> turns.Ending:
         if posted.outcome is Outcome.DOWN:
             # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
-            self._note_down(mind.name, posted.text)
+            self.downs.note(mind.name, posted.text)
             return turns.Ending("down", posted.text, back=True)
         return turns.Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
 
@@ -158,7 +144,7 @@ class Residents:
             self._manager.keep(resident.feeding)
 
     def _takes(self, turn: Turn) -> bool:
-        up = self.down(turn.live.mind) is None
+        up = self.downs.why(turn.live.mind) is None
         return turn.live.takes_input and up and not self._manager.closing
 
     def _next_for(self, turn: Turn) -> Row | None:
@@ -211,10 +197,14 @@ class Residents:
 
     # -- what the mind tells
 
+    def up(self, mind: str) -> None:
+        """The mind tells something, or its unit was started: try it now if it was down."""
+        if self.downs.up(mind):
+            self._manager.reopen(mind)
+
     def heard(self, mind: str, session: str | None) -> None:
         """The mind told something: it is up, and at work in that session."""
-        if self._down.pop(mind, None) is not None:
-            self._manager.reopen(mind)
+        self.up(mind)
         for turn, resident in self._runner.live.resident(mind):
             if session in (None, turn.live.session):
                 resident.heard = time.monotonic()
@@ -319,27 +309,3 @@ class Residents:
         if idle_s >= mind.idle_end:
             return turns.Ending("idle", f"the mind has been idle for {mind.idle_end:g} s and sent no done")
         return None
-
-    # -- minds that are down
-
-    def down(self, mind: str) -> str | None:
-        """Why the mind is not offered anything now; None if it may be."""
-        known = self._down.get(mind)
-        return f"{mind} is down: {known.text}" if known is not None and known.left > 0 else None
-
-    def up_in(self) -> float | None:
-        """Seconds until the next mind that is down is tried again."""
-        return min((down.left for down in self._down.values() if down.left > 0), default=None)
-
-    def retried(self) -> list[str]:
-        """Minds whose pause is over."""
-        return [mind for mind, down in self._down.items() if down.left <= 0]
-
-    def _note_down(self, mind: str, text: str) -> None:
-        tries = self._down[mind].tries + 1 if mind in self._down else 1
-        self._down[mind] = Down(text, time.monotonic() + turns.backoff(tries) / 1000, tries)
-
-    def up(self, mind: str) -> None:
-        """The mind's unit was started: try it now."""
-        if self._down.pop(mind, None) is not None:
-            self._manager.reopen(mind)
