@@ -100,9 +100,7 @@ class State:
     pace: _Pace | None = None  # of the span that ended with `last`, if one did
     strain: float = 0.0  # seconds of slow spans less those of fine ones, from 0 to strained_after
     calm: float = 0.0  # seconds of fine spans less those of slow ones, since the last change
-    spike: tuple[float, float] | None = (
-        None  # Sample.at, and how many seconds a request took, or waited so far
-    )
+    spike: tuple[float, float] | None = None  # Sample.at, and seconds that a request took, or waited so far
     changes: tuple[float, ...] = ()  # Sample.at of the cap's changes within a minute
     cut_at: float = -math.inf
     top: int = 0  # how many ran, or might, when it was first cut since there was no limit
