@@ -14,7 +14,7 @@ from hostguard.manager import Manager
 from hostguard.model import Delivery, Hold, Mind, MindView, Reason, Row, State
 from hostguard.policy import sleep_key
 from hostguard.pressure import Level
-from hostguard.units import turn_unit
+from hostguard.units import parse_turn_unit, turn_unit
 from hostguard.usage import Usage
 from hostguard.views_pressure import pressed
 
@@ -104,7 +104,10 @@ _SENTENCES = {
 def _sentence(manager: Manager, hold: Hold) -> str:
     state, blocker = manager.watcher.state, hold.blocker
     text = _SENTENCES.get(hold.reason, "{blocker}")
-    behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
+    if ours := parse_turn_unit(blocker):
+        behind = f", behind turn {ours[1]}"
+    else:
+        behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
     return text.format(blocker=blocker, behind=behind, level=state.level, evidence=state.evidence)
 
 

@@ -78,14 +78,6 @@ def mind_session(item: Any) -> str:
     return safe(mind if session in (None, "", "main") else f"{mind}/{session}")
 
 
-def hold_text(delivery: Any) -> str:
-    """Reason and blocker of a held delivery; "" if it is not held."""
-    hold = delivery.get("hold")
-    if not hold:
-        return ""
-    return f"{hold['reason']}: {hold['blocker']}" if hold.get("blocker") else str(hold["reason"])
-
-
 def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
     """POST `action` for each delivery and print what became of it; returns the exit code.
 

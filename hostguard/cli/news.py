@@ -27,6 +27,7 @@ WHY = {
     "no_systemd": "systemd does not answer",
     "no_writes": "the disk takes no writes",
 }
+BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons that a turn is the cause of
 QUIET = ("idle", "asleep")  # states of a mind
 WEAK = {"partial": "in part", "inert": "not at all"}
 
@@ -49,19 +50,24 @@ def news(status: Any, now: int) -> list[Line]:
     return sorted(lines, key=lambda line: -line[0])
 
 
-def why(mind: Any, live: list[Any]) -> str:
-    """Why the first delivery of a mind waits, and behind what; "" if none does."""
-    hold = mind.get("hold")
+def hold_text(hold: Any, mind: str) -> str:
+    """Why a delivery of a mind waits, in words, and behind what; `hold` as the API has it: None, if not."""
     if not hold:
         return ""
-    text = WHY.get(hold["reason"], hold["reason"]).format(mind=mind["name"])
-    turn = next((turn for turn in live if turn["unit"] == hold["blocker"]), None)
-    if turn is not None:
-        return f"{text}, behind turn {turn['id'] or turn['unit']}"
-    # What the others have for it, `text` has said; a full cap without a turn is one of 0.
-    return (
-        f"{text}: {hold['blocker']}" if hold["reason"] in ("mind_down", "mind_busy", "global_cap") else text
-    )
+    reason, blocker = str(hold["reason"]), hold["blocker"]
+    text = WHY.get(reason, reason).format(mind=mind)
+    if reason == "mind_down":
+        return f"{text}: {blocker}"
+    if reason not in BUSY or not blocker:
+        return text
+    # Units have no space in them; a cap of 0 is told of in words.
+    return f"{text}: {blocker}" if " " in blocker else f"{text}, behind {_turn(blocker)}"
+
+
+def _turn(unit: str) -> str:
+    """A turn's scope by its turn's id, which ends its name (see units.py); another unit as it is."""
+    ours, _, turn = unit.removesuffix(".scope").rpartition("-")
+    return f"turn {turn}" if ours.startswith("hostguard-turn-") else unit
 
 
 def waits(mind: Any, status: Any, now: int) -> str:
@@ -193,7 +199,7 @@ def _waiting(status: Any, now: int) -> str:
     if not minds:
         return f"{status['held']}{later}"
     first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
-    told = f"{first['name']} for {waits(first, status, now)}: {why(first, status['live'])}"
+    told = f"{first['name']} for {waits(first, status, now)}: {hold_text(first['hold'], first['name'])}"
     return f"{status['held']}{later}; the longest {told}"
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import complete_minds, complete_rows, hold_text, json_option, print_json
+from hostguard.cli.common import complete_minds, complete_rows, json_option, print_json
+from hostguard.cli.news import hold_text
 from hostguard.cli.show import clock, duration, fields, ms, safe, size, table, terminal_width
 
 STATES = (
@@ -72,7 +73,7 @@ def _note(delivery: Any) -> str:
     """Why it waits, or how it ended."""
     result = delivery.get("result") or {}
     if delivery.get("ended_at") is None:
-        return hold_text(delivery)
+        return hold_text(delivery.get("hold"), delivery["mind"])
     return ended(result)
 
 
@@ -86,7 +87,7 @@ def delivery_text(delivery: Any) -> str:
         ("Session", delivery["session"]),
         ("State", delivery["state"]),
         ("Kind", delivery.get("kind")),
-        ("Held", hold_text(delivery) or None),
+        ("Held", hold_text(delivery.get("hold"), delivery["mind"]) or None),
         ("Held since", clock(hold.get("since"))),
         ("Command", payload.get("description") or payload.get("argv0")),
         ("Sender", delivery.get("sender")),

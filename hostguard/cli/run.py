@@ -18,6 +18,7 @@ import click
 from hostguard import client, local
 from hostguard.cli.common import complete_minds
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
+from hostguard.cli.news import hold_text
 from hostguard.cli.show import safe
 from hostguard.cli.when import as_duration
 from hostguard.units import parse_turn_unit
@@ -60,7 +61,7 @@ def command(
         raise CliError(
             f"this is in a turn of {mind}, {inside}, and would wait for itself: run the command as it is"
         )
-    on_held = _reporter(verbose or sys.stderr.isatty())
+    on_held = _reporter(mind, verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
     # systemctl and the journal show it.
     description = safe(description or shlex.join(cmd))[:TEXT_MAX]
@@ -88,14 +89,14 @@ def _check(program: str) -> None:
         raise CliError(f"{program}: no such command", NOT_FOUND)
 
 
-def _reporter(wanted: bool) -> OnHeld:
+def _reporter(mind: str, wanted: bool) -> OnHeld:
     """Prints each reason to hold once."""
     told = set()
 
     def on_held(reason: str, blocker: str) -> None:
         if wanted and reason not in told:
             told.add(reason)
-            CliError(f"held: {reason}: {blocker}").show()
+            CliError(f"held: {hold_text({'reason': reason, 'blocker': blocker}, mind)}").show()
 
     return on_held
 

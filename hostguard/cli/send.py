@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from hostguard import client
-from hostguard.cli.common import complete_addresses, hold_text, json_option, mind_session, print_json
+from hostguard.cli.common import complete_addresses, json_option, mind_session, print_json
 from hostguard.cli.errors import FAILED, HELD, CliError
+from hostguard.cli.news import hold_text
 from hostguard.cli.queue import ended
 from hostguard.cli.show import ms, safe
 from hostguard.cli.when import as_duration, as_time
@@ -110,7 +111,7 @@ def _content(text: str | None) -> str:
 
 
 def _accepted(delivery: Any) -> str:
-    held = hold_text(delivery)
+    held = hold_text(delivery.get("hold"), delivery["mind"])
     return f"{delivery['id']} {mind_session(delivery)} {delivery['state']}" + (
         f" ({safe(held)})" if held else ""
     )
@@ -132,7 +133,7 @@ def _wait(delivery: Any, deadline: float | None) -> Any:
 def _outcome(delivery: Any) -> str:
     start = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
     if delivery["state"] not in FINAL:
-        held = hold_text(delivery)
+        held = hold_text(delivery.get("hold"), delivery["mind"])
         return (
             f"{start}{f' ({safe(held)})' if held else ''}; "
             f"it stays in the queue: hostguard cancel {delivery['id']} takes it out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import time
 
-from hostguard.cli.news import waits, why
+from hostguard.cli.news import hold_text, waits
 from hostguard.cli.show import clock, duration, ms, size, table
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -82,7 +82,7 @@ def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
             f"{mind['live']}/{mind['cap']}",
             mind["held"],
             waits(mind, status, now),
-            why(mind, status["live"]),
+            hold_text(mind.get("hold"), mind["name"]),
         )
         for mind in minds
     ]

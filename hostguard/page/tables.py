@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from hostguard.cli.news import WHY, busy_minds, turns, waits, why
+from hostguard.cli.news import WHY, busy_minds, hold_text, turns, waits
 from hostguard.cli.show import clock, duration, ms, safe, size
 
 WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen
@@ -47,7 +47,7 @@ def waiting(status: Any, now: int) -> str:
             (_text(mind["name"]), None),
             (str(mind["held"]), float(mind["held"])),
             (_text(waits(mind, status, now)), 0.0),
-            (f'<span class="why">{_text(why(mind, status["live"]))}</span>', None),
+            (f'<span class="why">{_text(hold_text(mind["hold"], mind["name"]))}</span>', None),
         ]
         for mind in held[:WAITING_SHOWN]
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.cli.news import Line, busy_minds, news, running, waits, why
+from hostguard.cli.news import Line, busy_minds, hold_text, news, running, waits
 
 SLOT_MS = 2_000  # of the level's history that one column stands for: two minutes in sixty
 FRESH_MS = 5_000  # an older look at the disk says nothing of now
@@ -167,7 +167,7 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
 def _mind(mind: Any, status: Any, at: int) -> MindRow:
     return MindRow(
         mind["name"], mind["state"], mind["live"], mind["cap"], mind["held"],
-        waits(mind, status, at), why(mind, status["live"]),
+        waits(mind, status, at), hold_text(mind["hold"], mind["name"]),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from standin import NEW_YEAR, SHOWN, StandIn, lines, row
 
 
 def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) -> None:
-    hold = {"reason": "global_cap", "blocker": "u.scope", "since": 1}
+    hold = {"reason": "global_cap", "blocker": "hostguard-turn-m-16.scope", "since": 1}
     daemon.answer(
         "POST /v1/deliveries",
         {"deliveries": [row(1), row(2, mind="n", session="s", hold=hold)], "refused": []},
@@ -22,7 +22,7 @@ def test_send_posts_the_message_and_prints_a_line_per_delivery(daemon: StandIn) 
     done = daemon.run(
         "send", "#c", "hi", "--session", "s", "--sender", "ci", "--key", "k", "--at", "+1m", "--interrupt"
     )
-    assert done.stdout == "1 m queued\n2 n/s queued (global_cap: u.scope)\n"
+    assert done.stdout == "1 m queued\n2 n/s queued (no slot free, behind turn 16)\n"
     request, body = daemon.asked[0]
     assert request == "POST /v1/deliveries"
     assert abs(body.pop("not_before") - (time.time() + 60) * 1000) < 30_000
@@ -151,7 +151,7 @@ def test_run_starts_nothing_outside_its_scope(
     marker = daemon.folder / "ran"
     done = daemon.run("run", "-v", "--mind", "m", "--", "touch", str(marker))
     assert (done.returncode, said in done.stderr) == (exit_code, True), done
-    assert done.stderr.count("held: mind_busy: u.scope") == 1
+    assert done.stderr.count("held: mind busy, behind u.scope") == 1
     assert not marker.exists()
 
 

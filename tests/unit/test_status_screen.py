@@ -158,9 +158,13 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
         ({}, "nothing"),
         ({"due_later": 2}, "nothing, 2 due later"),
         (
-            {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "hostguard-turn-c-7.scope")),
-                                  mind("b", hold=hold(5, 3, "asleep"))], "live": [turn("7", "c", 99)]},
-            "3; the longest a for 9.5s: no slot free, behind turn 7",
+            {"held": 3, "minds": [mind("a", hold=hold(4, 9.5, "global_cap", "hostguard-turn-c-7.1.scope")),
+                                  mind("b", hold=hold(5, 3, "asleep"))]},
+            "3; the longest a for 9.5s: no slot free, behind turn 7.1",
+        ),
+        (
+            {"held": 1, "minds": [mind("a", hold=hold(4, 9, "mind_busy", "run-u12.scope"))]},
+            "1; the longest a for 9s: mind busy, behind run-u12.scope",
         ),
         (
             {"held": 1, "minds": [mind("a", hold=hold(4, 9, "global_cap", "the global cap is 0"))], "cap": 0},

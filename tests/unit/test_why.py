@@ -20,12 +20,13 @@ MANAGER: Any = SimpleNamespace(
 @pytest.mark.parametrize(
     ("reason", "blocker", "said"),
     [
-        (Reason.SESSION_BUSY, UNIT, f"its session is busy, behind {UNIT}"),
-        (Reason.MIND_BUSY, UNIT, f"the mind is busy, no slot of its own cap is free, behind {UNIT}"),
+        (Reason.SESSION_BUSY, UNIT, "its session is busy, behind turn 16"),
+        (Reason.MIND_BUSY, UNIT, "the mind is busy, no slot of its own cap is free, behind turn 16"),
         (Reason.MIND_BUSY, "the cap of ada is 0", "the mind is busy, no slot of its own cap is free: the cap of ada is 0"),
-        (Reason.GLOBAL_CAP, UNIT, f"no slot of the global cap is free, behind {UNIT}"),
+        (Reason.GLOBAL_CAP, UNIT, "no slot of the global cap is free, behind turn 16"),
         (Reason.GLOBAL_CAP, "the global cap is 0", "no slot of the global cap is free: the global cap is 0"),
-        (Reason.PRESSURE, UNIT, f"the disk is stalled (nothing moves), and fewer turns may run, behind {UNIT}"),
+        (Reason.PRESSURE, UNIT, "the disk is stalled (nothing moves), and fewer turns may run, behind turn 16"),
+        (Reason.GLOBAL_CAP, "run-u12.scope", "no slot of the global cap is free, behind run-u12.scope"),
         (Reason.MIND_DOWN, "connection refused", "connection refused"),
     ],
 )  # fmt: skip
