@@ -179,7 +179,9 @@ def test_without_psi_the_disk_alone_decides(pressed: PressedHost) -> None:
     assert (told["samples"][-1]["host"], told["cap"]) == (None, 2)
     assert why["reason"] == "pressure"
     assert re.search(r"the disk is stalled \([0-9]+ requests? in flight, ", why["text"])
-    assert f"-{re.findall(', and fewer turns may run, behind turn ([^;]+);', why['text'])[0]}.scope" in units[0]
+    behind = re.search(", and fewer turns may run, behind turn ([^;]+);", why["text"])
+    assert behind is not None
+    assert units[0].endswith(f"-{behind[1]}.scope")
     lines = pressed.guard.journal("SYSLOG_IDENTIFIER=hostguardd")
     assert "PSI trigger: the kernel grants no PSI trigger: No such file or directory" in [
         line["MESSAGE"] for line in lines
