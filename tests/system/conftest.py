@@ -8,6 +8,7 @@ import guard as rig
 import pytest
 from card import Card
 from pressed_host import PressedHost
+from resident_host import ResidentHost
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,6 +34,13 @@ def guard(request: pytest.FixtureRequest) -> Iterator[rig.Guard]:
     finally:
         left = guard.close()
     assert not left, f"the test left turns behind: {left}"
+
+
+@pytest.fixture
+def host(guard: rig.Guard) -> Iterator[ResidentHost]:
+    """A guard, not started yet, with resident minds."""
+    with ResidentHost(guard) as host:
+        yield host
 
 
 @pytest.fixture

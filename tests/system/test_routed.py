@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from guard import Guard, run, wait_for
+from guard import run, wait_for
 from guarded import LONG_S
 from minds import OneMind
 from resident_host import ResidentHost
 
 BATCH = {"debounce": 0.5, "maxWait": 30, "triggers": ["urgent"]}
-
-
-@pytest.fixture
-def host(guard: Guard) -> Iterator[ResidentHost]:
-    with ResidentHost(guard) as host:
-        yield host
 
 
 class Routed:

@@ -8,14 +8,12 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
-import pytest
-from guard import Guard, wait_for
+from guard import wait_for
 from guarded import overlaps
 from resident_host import ResidentHost
 
@@ -76,12 +74,6 @@ class Follower(threading.Thread):
                 with contextlib.suppress(OSError):  # it ended just now
                     live += "populated 1" in file.read_text()
             self.scopes[live] += 1
-
-
-@pytest.fixture
-def host(guard: Guard) -> Iterator[ResidentHost]:
-    with ResidentHost(guard) as host:
-        yield host
 
 
 def test_storm(host: ResidentHost) -> None:

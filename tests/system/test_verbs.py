@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from guard import ROOT, Guard, run, systemctl, wait_for
+from guard import ROOT, run, systemctl, wait_for
 from guarded import LONG_S
 from resident_host import ResidentHost
 
 README = (ROOT / "README.md").read_text()
-
-
-@pytest.fixture
-def host(guard: Guard) -> Iterator[ResidentHost]:
-    with ResidentHost(guard) as host:
-        yield host
 
 
 def mind(host: ResidentHost) -> Any:
