@@ -1,9 +1,10 @@
 """A mind's server that starts and ends processes as a test bids, by one line per connection. No HTTP.
+Arguments: its port, and the file FLED.
 
 child [UID]   start a process of a session; answers its pid. With UID it is another user's
 fork PID      that process starts one of its own; answers its pid
-flee PID      that process is followed by a child of its, and so on, for 2 s: a pid never lasts; the last
-                one makes a file named after its
+flee PID      that process is followed by a child of its, and so on, until the file FLED is there: a pid never
+                lasts; the last one makes a file named after its
 burn PID S    that process uses a CPU for S seconds
 end PID       end that process
 churn N       start N processes that leave at once, one after another; answers once they are gone
@@ -19,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-FLEE_S = 2.0
+FLEE_S = 60.0  # at the most
 
 
 def ask(port: int, line: str) -> int:
@@ -49,7 +50,7 @@ def child() -> None:
 def flee() -> None:
     os.setsid()
     end = time.monotonic() + FLEE_S
-    while time.monotonic() < end:
+    while time.monotonic() < end and not Path(sys.argv[2]).exists():
         if os.fork():
             os._exit(0)
     Path(f"{sys.argv[2]}.{os.getpid()}").touch()

@@ -13,11 +13,24 @@ from pathlib import Path
 
 import family
 import pytest
+from adopt_host import (
+    FILE,
+    MAIN,
+    OTHER,
+    UNIT,
+    Host,
+    Server,
+    a_host,
+    cgroup,
+    delegated,
+    listens,
+    with_host,
+)
+from adopt_host import _clean as _clean
+from adopt_host import server as server
 from guard import run, systemctl
 from minds import free_port
-from test_adopt import FILE, MAIN, OTHER, UNIT, Host, Server, a_host, cgroup, delegated, until, with_host
-from test_adopt import _clean as _clean
-from test_adopt import server as server
+from until import until
 
 from hostguard.cgroups import populated
 from hostguard.model import Mind
@@ -68,14 +81,6 @@ def several(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mi
     systemctl("daemon-reload")
 
 
-def listens(port: int) -> bool:
-    try:
-        family.ask(port, "churn 0")
-    except OSError:
-        return False
-    return True
-
-
 def test_no_process_that_serves_or_started_one_is_moved(several: tuple[Mind, int, list[int]]) -> None:
     mind, port, servers = several
 
@@ -83,7 +88,7 @@ def test_no_process_that_serves_or_started_one_is_moved(several: tuple[Mind, int
         early = family.ask(port, "child")
         await host.begin(mind, MAIN)
         later = family.ask(port, "child")
-        await until(lambda: cgroup(later) == MAIN, 3)
+        await until(lambda: cgroup(later) == MAIN)
         assert cgroup(early) == MAIN
         assert {cgroup(pid) for pid in servers} == {UNIT}
         assert await host.end(MAIN) == []
@@ -114,7 +119,7 @@ def test_a_mind_whose_server_is_not_up_yet_has_nothing_moved(tmp_path: Path) -> 
         servers = members(home)
         assert len(servers) == 2
         child = family.ask(port, "child")
-        await until(lambda: cgroup(child) == MAIN, 5)
+        await until(lambda: cgroup(child) == MAIN)
         assert {cgroup(pid) for pid in servers} == {UNIT}
         await host.end(MAIN)
 
@@ -165,7 +170,7 @@ def test_a_turn_whose_scope_was_stopped_takes_no_process_any_more(server: Server
         await host.begin(server.mind, OTHER, "other")
         systemctl("stop", OTHER)
         child = server.ask("child")
-        await until(lambda: cgroup(child) == MAIN, 3)
+        await until(lambda: cgroup(child) == MAIN)
         await host.end(MAIN)
 
     with_host(work)
@@ -179,7 +184,7 @@ def test_a_turn_that_begins_again_is_the_youngest(server: Server) -> None:
         await host.begin(server.mind, OTHER, "other")
         await host.begin(server.mind, MAIN)
         child = server.ask("child")
-        await until(lambda: cgroup(child) != server.home, 3)
+        await until(lambda: cgroup(child) != server.home)
         assert cgroup(child) == MAIN
         await host.end(OTHER)
         await host.end(MAIN)
@@ -198,7 +203,7 @@ def test_the_processes_of_a_server_that_is_no_more_do_not_go_to_the_next_one(ser
             await until(lambda: listens(server.port))
             await again.adopter.begin(MAIN, server.mind, "main", host.anchors[MAIN])
             child = server.ask("child")
-            await until(lambda: cgroup(child) == MAIN, 3)
+            await until(lambda: cgroup(child) == MAIN)
             assert await again.adopter.end(MAIN) == [orphan]
             assert (cgroup(orphan), cgroup(child)) == (MAIN, server.home)
             os.kill(orphan, signal.SIGKILL)
