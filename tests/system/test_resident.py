@@ -190,6 +190,25 @@ def test_a_turn_that_is_stopped_ends(host: ResidentHost) -> None:
     assert mind.up()
 
 
+def test_nothing_more_is_posted_into_a_turn_that_is_stopped(host: ResidentHost) -> None:
+    other = host.minds.add("o", work=1.5)
+    mind = host.one("slow", global_concurrent_turns=1)
+    first = host.send("m", "0 !work=60")
+    turn = host.in_turn(first)
+    waits = host.send("o", "x")
+    rows = [host.send("m", str(i)) for i in range(1, 7)]
+    wait_for(lambda: len(mind.taken()) == 3)
+    host.post(f"/v1/turns/{turn['id']}/stop")
+    host.done(first, waits, *rows)
+    assert host.ended(first) == ("stopped", "was asked to stop")
+    assert [text.split()[0] for text in mind.contents()] == [str(i) for i in range(7)]
+    into = [line["turn"] for line in mind.taken()]
+    assert into.count(turn["id"]) <= 4, "one may have been on its way"
+    assert len({*into}) == 2
+    [begin], [end] = other.log("begin"), other.log("end")
+    assert not [line for line in mind.taken() if begin["at"] < line["at"] < end["at"]], "beside the gate"
+
+
 # -- what ends nothing
 
 
@@ -214,6 +233,41 @@ def test_a_done_that_is_late_double_unknown_or_foreign_ends_nothing(host: Reside
     assert host.tell(mind, type="done", session="main") == 200
     host.done(second)
     assert host.row(second)["result"]["run_ms"] > 2000
+
+
+@pytest.mark.parametrize("session", ["main", None])
+def test_the_done_of_a_turn_that_was_stopped_ends_no_later_one(
+    host: ResidentHost, session: str | None
+) -> None:
+    mind = host.one("silent")
+    turn = host.in_turn(host.send("m", "a !work=20 mute"))
+    host.post(f"/v1/turns/{turn['id']}/stop")
+    wait_for(lambda: not host.turns())
+    second = host.send("m", "b !work=20 mute")
+    host.in_turn(second)
+    told = {"session": session} if session else {}
+    assert host.tell(mind, type="done", **told) == 200, "the mind has seen its process end"
+    time.sleep(0.5)
+    assert [turn["delivery"] for turn in host.turns()] == [second]
+    time.sleep(2)
+    assert host.tell(mind, type="done", **told) == 200
+    host.done(second)
+    assert host.ended(second)[0] == "done"
+
+
+def test_a_done_without_a_session_that_is_tried_again_ends_no_turn_of_another(host: ResidentHost) -> None:
+    mind = host.one("silent")
+    first, second = (host.send("m", f"{s} !work=20 mute", session=s) for s in "ab")
+    host.in_turn(first)
+    leave_after_telling(host, mind, type="done")
+    host.done(first)
+    host.in_turn(second)
+    assert host.tell(mind, type="done") == 200, "the first one's, tried again"
+    time.sleep(0.5)
+    assert [turn["delivery"] for turn in host.turns()] == [second]
+    time.sleep(2)
+    assert host.tell(mind, type="done") == 200
+    host.done(second)
 
 
 def test_a_done_whose_answer_was_lost_ends_no_later_turn_though_that_told_something(
@@ -373,7 +427,8 @@ def test_a_mind_that_honours_the_key_sees_each_delivery_once_though_the_guard_is
 
 
 def test_killed_at_any_moment_of_many_deliveries_each_arrives_once(host: ResidentHost) -> None:
-    minds = [host.minds.add(name, work=0.03) for name in "abc"]
+    # A `done` is told three times, and each may meet a kill: then the turn ends as idle.
+    minds = [host.minds.add(name, work=0.03, config="idle_end = 2") for name in "abc"]
     host.start(global_concurrent_turns=2)
     rows: list[int] = []
     for i in range(12):
