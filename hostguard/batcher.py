@@ -27,7 +27,6 @@ from hostguard.clock import now_ms
 from hostguard.manager import Manager
 from hostguard.model import Delivery, Kind
 from hostguard.payload import told
-from hostguard.problems import conflict
 from hostguard.routing import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.sleep import text_of
 
@@ -115,11 +114,9 @@ class Batcher:
         self._look(key)
 
     def taken_back(self, row: Delivery) -> None:
-        """A gathered row is being cancelled. Raises Problem if it goes out at this moment."""
+        """A gathered row is cancelled; one that leaves is left out of its batch."""
         key = (row.mind, row.session)
         buffer = self._buffers.get(key)
-        if buffer is not None and row.id in buffer.leaving:
-            raise conflict(f"{row.id} is going out in a batch: hostguard queue --mind {row.mind} shows that")
         if buffer is not None and buffer.messages.pop(row.id, None) is not None:
             self._counts[row.mind] -= 1
             self._look(key)

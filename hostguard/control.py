@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from hostguard.queue import Refused, Unavailable
 T = TypeVar("T")
 
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
+BY_REQUEST = "cancelled by request"
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
 
 
@@ -154,15 +156,25 @@ async def cancel(manager: Manager, id_: int) -> Delivery:
         raise conflict(f"{id_} is {row.state} already")
     if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
         raise conflict(f"{id_} is being started: hostguard turns")
-    await manager.ledger.close(row.row, State.CANCELLED, "cancelled by request")
+    await manager.ledger.close(row.row, State.CANCELLED, BY_REQUEST)
     return await delivery(manager, id_)
 
 
 async def _take_back(manager: Manager, row: Delivery) -> Delivery:
-    """Cancel a row that a batch or a missing route keeps back."""
-    manager.on_taken_back(row)
-    await manager.ledger.close(row.row, State.CANCELLED, "cancelled by request")
-    return await delivery(manager, row.id)
+    """Cancel a row that a batch or a missing route keeps back, unless it goes out at this moment."""
+
+    def stored(closed: list[int]) -> None:
+        if closed:
+            manager.on_taken_back(row)
+            manager.ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
+            manager.ledger.waiters.tell(row.id)
+
+    def close(db: sqlite3.Connection) -> list[int]:
+        return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
+
+    await store(manager, close, stored)
+    found = await delivery(manager, row.id)
+    return found if found.state is State.CANCELLED else await cancel(manager, row.id)
 
 
 async def retry(manager: Manager, id_: int) -> Delivery:

@@ -226,16 +226,22 @@ def give_back(
     return done.rowcount == 1
 
 
-def close(db: sqlite3.Connection, ids: Sequence[int], state: State, now: int, text: str) -> list[int]:
-    """Cancel or expire rows that wait; the ids of those that did."""
+def close(
+    db: sqlite3.Connection,
+    ids: Sequence[int],
+    state: State,
+    now: int,
+    text: str,
+    was: State = State.QUEUED,
+) -> list[int]:
+    """Cancel or expire rows that wait in the state `was`; the ids of those that did."""
     result = json.dumps({"outcome": str(state), "reason": text})
     return [
         id_
         for id_ in ids
         if db.execute(
-            "UPDATE deliveries SET state = ?, ended_at = ?, result = ?"
-            " WHERE id = ? AND state IN ('queued', 'batching', 'gated')",
-            (state, now, result, id_),
+            "UPDATE deliveries SET state = ?, ended_at = ?, result = ? WHERE id = ? AND state = ?",
+            (state, now, result, id_, was),
         ).rowcount
     ]
 

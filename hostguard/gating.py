@@ -79,7 +79,7 @@ class Gating:
                 self.changed(row.mind)
 
     def taken_back(self, row: Delivery) -> None:
-        """A gated row is being cancelled."""
+        """A gated row is cancelled."""
         self._counts[row.mind] -= 1
 
     def changed(self, mind: str) -> None:

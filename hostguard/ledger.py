@@ -181,9 +181,7 @@ class Ledger:
         turn_id = turns.turn_id(id_, self._attempts.pop(id_, 0))
         self._holds.pop(id_, None)
         self._expires.pop(id_, None)
-        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
-        told = f"{row.mind}: {id_} {state}: {text}"
-        self._events.emit(event, told, mind=row.mind, session=row.session, delivery=id_)
+        self.tell_closed(row, state, text)
         caller = self._callers.take(id_)
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
@@ -195,6 +193,12 @@ class Ledger:
 
         write.add_done_callback(stored)
         return write
+
+    def tell_closed(self, row: Row, state: State, text: str) -> None:
+        """Tell that a row is cancelled or expired."""
+        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
+        told = f"{row.mind}: {row.id} {state}: {text}"
+        self._events.emit(event, told, mind=row.mind, session=row.session, delivery=row.id)
 
     def _trim(self) -> None:
         self._ended += 1

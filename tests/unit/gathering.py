@@ -42,6 +42,7 @@ class Host:
         minds = {name: Mind(name, url="http://x") for name in ("bob", "eve")}
         self.manager.policy = Policy(Config(minds=minds, payload_max=payload_max), {}, "boot")
         self.batcher = Batcher(self.manager)
+        self.manager.on_taken_back = lambda row: self.batcher.taken_back(row)
 
     async def store(self, new):
         _, (row,) = await self.queue.write(lambda db: deliveries.enqueue(db, new))

@@ -220,7 +220,9 @@ def test_each_matched_row_moves_once_and_no_other(channels, matched):
 def test_a_move_changes_only_gated_rows(tmp_path):
     async def work(queue):
         ids = [(await queue.write(store(kept(channel=f"#{n}"))))[0][0].id for n in range(3)]
-        await queue.write(lambda db: deliveries.close(db, [ids[0]], State.CANCELLED, 1, "by request"))
+        await queue.write(
+            lambda db: deliveries.close(db, [ids[0]], State.CANCELLED, 1, "by request", State.GATED)
+        )
         targets = [Target("bob", "s"), Target("bob", "s", kind=Kind.FILE), gated.archive("bob", "old")]
         moves = [gated.Move(*one) for one in zip(ids, targets, strict=True)]
         moved = await queue.write(lambda db: move(db, moves, 77))

@@ -6,7 +6,7 @@ import pytest
 from gathering import SHORT, hosted, message
 from onqueue import on_queue
 
-from hostguard import batched, deliveries
+from hostguard import batched, control, deliveries
 from hostguard.clock import now_ms
 from hostguard.model import State
 from hostguard.problems import Problem
@@ -52,9 +52,7 @@ def test_a_clock_that_was_set_back_lets_nothing_wait_longer(tmp_path):
 def test_a_cancelled_message_does_not_go_out(tmp_path):
     async def work(host):
         ids = [await host.send(message(text)) for text in "123"]
-        row = await host.row(ids[1])
-        host.batcher.taken_back(row)
-        await host.manager.ledger.close(row.row, State.CANCELLED, "by request")
+        await control.cancel(host.manager, ids[1])
         assert host.batcher.count("bob") == 2
         await host.send(message("now"))
         assert await host.contents() == [["1", "3", "now"]]
@@ -65,26 +63,41 @@ def test_a_cancelled_message_does_not_go_out(tmp_path):
 def test_one_cancelled_as_its_batch_goes_out_counts_once(tmp_path):
     async def work(host):
         id_ = await host.send(message("1"))
-        row = await host.row(id_)
-        close = host.manager.ledger.close(row.row, State.CANCELLED, "by request")  # ahead of the batch
-        sent = await host.send(message("now"))
-        await close
+        now = await host.store(message("now"))
+        submit = host.queue.submit
+
+        def submit_and_let_go(op):
+            host.queue.submit = submit
+            write = submit(op)
+            host.batcher.add(now, message("now").payload)  # its batch follows the cancellation to the card
+            return write
+
+        host.queue.submit = submit_and_let_go
+        assert (await control.cancel(host.manager, id_)).state is State.CANCELLED
         assert await host.contents() == [["now"]]
-        host.batcher.taken_back(row)
         assert host.batcher.count("bob") == 0
-        assert [(await host.row(i)).state for i in (id_, sent)] == [State.CANCELLED, State.BATCHED]
+        assert (await host.row(now.id)).state is State.BATCHED
 
     hosted(tmp_path, work)
 
 
-def test_one_that_is_going_out_is_not_cancelled(tmp_path):
+def test_one_that_went_out_since_it_was_read_is_not_cancelled(tmp_path):
     async def work(host):
-        row = await host.row(await host.send(message("1")))
-        sent = await host.send(message("now"))  # its batch is on its way to the card
-        with pytest.raises(Problem, match=f"{row.id} is going out in a batch"):
-            host.batcher.taken_back(row)
+        id_ = await host.send(message("1"))
+        read = host.queue.read
+
+        async def read_and_let_go(op):
+            host.queue.read = read
+            found = await read(op)
+            await host.send(message("now"))
+            await host.stored()
+            return found
+
+        host.queue.read = read_and_let_go
+        with pytest.raises(Problem, match=f"{id_} is batched already"):
+            await control.cancel(host.manager, id_)
         assert await host.contents() == [["1", "now"]]
-        assert (await host.row(sent)).state is State.BATCHED
+        assert host.batcher.count("bob") == 0
 
     hosted(tmp_path, work)
 
@@ -113,7 +126,9 @@ def test_a_batch_that_cannot_be_stored_holds_up_those_behind_it(tmp_path):
 def test_nothing_goes_out_where_all_was_cancelled(tmp_path):
     async def work(queue):
         _, (row,) = await queue.write(lambda db: deliveries.enqueue(db, message()))
-        await queue.write(lambda db: deliveries.close(db, [row.id], State.CANCELLED, 1, "by request"))
+        await queue.write(
+            lambda db: deliveries.close(db, [row.id], State.CANCELLED, 1, "by request", State.BATCHING)
+        )
         return await queue.write(lambda db: batched.flush(db, [row.id], False, 1, 0))
 
     assert on_queue(tmp_path, work) is None

@@ -10,7 +10,7 @@ from onqueue import on_queue
 from test_manager import Silent
 from unmatched import ALL, NOTHING_MATCHES, kept, store
 
-from hostguard import deliveries, dispatch
+from hostguard import control, deliveries, dispatch
 from hostguard.events import Events
 from hostguard.gated import GATED_MAX, totals
 from hostguard.gating import Gating
@@ -30,6 +30,7 @@ class Host:
         self.routes = {"bob": NOTHING_MATCHES}
         self.out = []
         self.gating = Gating(self.manager, self.routes.get, lambda row, raw: self.out.append((row, raw)))
+        self.manager.on_taken_back = self.gating.taken_back
 
     async def send(self, new):
         fresh, done = await self.queue.write(store(new))
@@ -113,12 +114,34 @@ def test_what_is_cancelled_or_archived_counts_no_more(tmp_path):
     async def work(host):
         await host.gating.start()
         row, *_ = await host.send(kept())
-        host.gating.taken_back(row)
-        await host.manager.ledger.close(row.row, State.CANCELLED, "by request")
+        await control.cancel(host.manager, row.id)
         assert host.gating.count("bob") == 0
         for _ in range(GATED_MAX):
             await host.send(kept())
         assert host.gating.count("bob") == (await host.queue.read(totals))["bob"]
+
+    hosted(tmp_path, work)
+
+
+def test_one_that_was_let_go_since_it_was_read_is_cancelled_in_the_line(tmp_path):
+    async def work(host):
+        await host.gating.start()
+        row, *_ = await host.send(kept())
+        read = host.queue.read
+
+        async def read_and_let_go(op):
+            host.queue.read = read
+            found = await read(op)
+            host.routes["bob"] = ALL
+            host.gating.changed("bob")
+            await host.settled()
+            host.manager.admit([row for row, _ in host.out])
+            return found
+
+        host.queue.read = read_and_let_go
+        assert (await control.cancel(host.manager, row.id)).state is State.CANCELLED
+        assert host.gating.count("bob") == 0
+        assert host.manager.backlog.count("bob") == 0
 
     hosted(tmp_path, work)
 
