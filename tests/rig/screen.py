@@ -15,10 +15,20 @@ import termios
 import time
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 # What a vt100 does of ECMA-48, and the private modes that we use.
 _CODE = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|\x1b(?!\[)(.)", re.DOTALL)
+
+
+def rest(fd: int) -> bytes:
+    """What is still to be read of a terminal whose other end nobody has any more. It may come in parts."""
+    said = b""
+    with suppress(OSError):  # EIO: that was all
+        while part := os.read(fd, 1 << 16):
+            said += part
+    return said
 
 
 class Screen:

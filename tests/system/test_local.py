@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bare import ODD, ROOT, Host, bare_host
 from guard import run, systemctl, wait_for
+from screen import rest
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_the_terminal_is_the_commands(host: Host) -> None:
     os.close(theirs)
     os.write(ours, b"typed\n")
     assert process.wait(30) == 0
-    assert b"got typed" in os.read(ours, 4096)
+    assert b"got typed" in rest(ours)
     os.close(ours)
 
 
@@ -139,7 +140,7 @@ def test_a_killed_holder_frees_the_slot_at_once(host: Host) -> None:
     killed = time.time()
     holder.kill()
     out, _ = waiter.communicate(timeout=10)
-    assert 0 < float(out) - killed < 1.0  # the sweep that backs up the signal comes after 2 s
+    assert 0 < float(out) - killed < 1.9  # the sweep that backs up the signal comes after 2 s
 
 
 def test_stopping_the_scope_frees_the_slot(host: Host) -> None:

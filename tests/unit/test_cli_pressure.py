@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard import wait_for
 from standin import NEW_YEAR, ROOT, SHOWN, StandIn
 
 from hostguard import trace
@@ -183,7 +184,8 @@ def test_record_without_the_daemon_looks_for_itself_and_keeps_what_it_has(
     file = tmp_path / "t"
     command = [sys.executable, "-m", "hostguard.cli", "pressure", "record", "--for", "1h", "-o", str(file)]
     with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as record:
-        time.sleep(4)
+        wait_for(file.exists, 60)
+        time.sleep(3)
         assert file.read_bytes() == b"", "nothing is written before the end"
         record.send_signal(number)
         told = record.communicate(timeout=20)[1]

@@ -85,16 +85,17 @@ def ask(mind: OneMind, body: Any, path: str = "/message", **headers: str) -> int
 
 
 def test_it_answers_at_once_works_and_tells(rig):
-    mind, daemon = start(rig)
+    mind, daemon = start(rig, work=0.6)
     began = time.monotonic()
     status = ask(
         mind, {"content": "a", "session": "s", "interrupt": True}, Idempotency_Key="k", X_Hostguard_Turn="1"
     )
     assert status == 200
-    assert time.monotonic() - began < 0.15
+    answered = time.monotonic()
     daemon.wait_told(1)
     at, path, token, session, body = daemon.told[0]
-    assert at - began > 0.2
+    assert answered < at
+    assert at - began > 0.6
     assert (path, token, session) == ("/api/minds/m/events", "Bearer token-of-m", "s")
     assert body == {"type": "done", "session": "s"}
     assert [told[4] for told in daemon.other] == [{"type": "thinking", "session": "s"}]
@@ -115,7 +116,7 @@ def test_bad_requests(rig):
 
 
 def test_messages_of_a_session_fold_and_one_done_covers_them(rig):
-    mind, daemon = start(rig)
+    mind, daemon = start(rig, work=0.5)
     for content in "abc":
         assert ask(mind, {"content": content, "session": "s"}) == 200
     assert ask(mind, {"content": "d", "session": "t"}) == 200
@@ -128,7 +129,7 @@ def test_messages_of_a_session_fold_and_one_done_covers_them(rig):
 def test_an_interrupt_ends_the_work_that_is_under_way(rig):
     mind, daemon = start(rig, work=5)
     assert ask(mind, {"content": "a"}) == 200
-    time.sleep(0.3)
+    wait_for(lambda: mind.log("begin"))
     assert ask(mind, {"content": "b !work=0.1", "interrupt": True}) == 200
     daemon.wait_told(1)
     assert [line["id"] for line in mind.log("end")] == [1, 2]
@@ -186,9 +187,9 @@ def test_presets_and_control(rig):
 
 def test_it_dies_in_the_middle_of_the_work(rig):
     mind, daemon = start(rig)
-    assert ask(mind, {"content": "!die"}) == 200
+    assert ask(mind, {"content": "!die work=2"}) == 200  # so that the work has begun by then
     assert mind.process is not None
-    assert mind.process.wait(5) == 3
+    assert mind.process.wait(20) == 3
     time.sleep(0.3)
     assert (len(mind.log("begin")), len(mind.log("end")), daemon.told) == (1, 0, []), (
         "its subprocess goes, too"

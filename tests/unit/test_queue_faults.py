@@ -8,6 +8,7 @@ import sqlite3
 
 import pytest
 from onqueue import message, on_queue, put
+from until import until
 
 from hostguard import deliveries
 from hostguard.database import BUSY_MS, ROOM
@@ -198,8 +199,7 @@ def test_trouble_lasts_while_only_small_writes_fit(tmp_path):
         assert told == [queue.trouble] != [None]
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         await put(queue, message("small"))
-        await asyncio.sleep(0.1)
-        assert told[1:] == [None]
+        await until(lambda: told[1:] == [None])
         assert await queue.read(deliveries.settings) == {}, "what was written to see if there is room"
 
     on_queue(tmp_path, work)

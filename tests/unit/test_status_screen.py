@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from screen import rest
 from standin import ROOT, StandIn
 from statuses import NOW, change, hold, mind, pressure, stalled, status, turn
 
@@ -265,7 +266,7 @@ def test_colour_only_on_a_terminal_that_has_it(
         cwd=ROOT, env=env | environment, stdout=theirs, check=True, timeout=60,
     )  # fmt: skip
     os.close(theirs)
-    shown = os.read(ours, 1 << 16)
+    shown = rest(ours)
     os.close(ours)
     assert done.returncode == 0
     assert (b"\x1b[" in shown) == coloured
