@@ -98,7 +98,7 @@ def test_a_command_that_cannot_be_executed_leaves_no_turn(host: Host) -> None:
     script.chmod(0o755)
     done = host("run", "--mind", "a", str(script))
     assert (done.returncode, "cannot be executed" in done.stderr) == (127, True)
-    wait_for(lambda: host.live() == [], 3)
+    wait_for(lambda: host.live() == [])
 
 
 # -- the gate holds
@@ -229,4 +229,4 @@ def test_status_shows_live_turns_and_says_that_the_daemon_is_away(host: Host) ->
     assert turn["pids"] == 1
     assert abs(turn["started_at"] / 1000 - time.time()) < 30
     holder.kill()
-    wait_for(lambda: host.live() == [], 3)
+    wait_for(lambda: host.live() == [])

@@ -100,14 +100,14 @@ def test_rate_is_set_while_writes_run(card: Card) -> None:
     script = f"dd if=/dev/zero of={card.mount}/file bs=1M count=2 conv=fsync"
     began = time.monotonic()
     subprocess.run(script.split(), check=True, stderr=subprocess.DEVNULL)
-    assert 2.0 < time.monotonic() - began < 4.0
+    assert 2.0 < time.monotonic() - began < 8.0
 
     card.set_rate(1000)
     with subprocess.Popen(script.split(), stderr=subprocess.DEVNULL) as process:
         time.sleep(0.5)
         assert process.poll() is None
         card.set_rate(None)
-        assert process.wait(2) == 0  # holds for requests under way, too
+        assert process.wait(20) == 0  # holds for requests under way, too
 
 
 def test_the_card_is_a_block_device_with_nothing_in_between(card: Card) -> None:
