@@ -208,7 +208,7 @@ def _unreachable(error: OSError) -> CliError:
     if isinstance(error, PermissionError):
         return CliError(
             f"you may not use {paths.SOCKET}: use sudo, or join the group hostguard "
-            "(adduser USER hostguard) and log in again"
+            "(usermod -aG hostguard USER) and log in again"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
         return NotRunning()
