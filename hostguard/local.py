@@ -22,6 +22,7 @@ from typing import Any
 from hostguard import client, paths
 from hostguard.blocking_bus import Bus
 from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning
+from hostguard.cli.news import hold_text
 from hostguard.gate import decide
 from hostguard.model import Config, Fold, Hold, HostView, LiveTurn, Mind, MindView, Row, Start
 from hostguard.units import SLICE, parse_turn_unit, scope_properties, slice_mind, turn_unit
@@ -132,7 +133,8 @@ def enter_scope(
                     return _start(bus, known, description, device)
             left = SWEEP_S if deadline is None else deadline - monotonic()
             if left <= 0:
-                raise CliError(f"held for too long: {verdict.reason}: {verdict.blocker}", HELD)
+                hold = {"reason": verdict.reason, "blocker": verdict.blocker}
+                raise CliError(f"held for too long: {hold_text(hold, mind)}", HELD)
             on_held(verdict.reason, verdict.blocker)
             bus.wait(min(SWEEP_S, left))
 
