@@ -202,6 +202,7 @@ def test_an_unknown_mind_is_refused(host: Host) -> None:
 
 def test_only_root_runs_turns_without_the_daemon(host: Host) -> None:
     done = host.unprivileged("run", "--mind", "a", "true")
+    [oldest] = [turn["id"] for turn in host.live() if turn["mind"] == "a"]
     assert (done.returncode, "only root" in done.stderr) == (3, True)
 
 
