@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,8 +16,9 @@ from hostguard.model import Delivery, Mind
 if TYPE_CHECKING:
     import httpx
 
-# volute.md: what a mind of today is given by its own daemon.
+# volute.md: what a mind of today is given by its own daemon, from the connection to the answer's head.
 POST_S = 120.0
+BODY_S = 5.0  # for the answer's body, which only tells why
 CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
 REPLY_MAX = 64 << 10  # bytes of an answer that are read
 # What httpx would import, on the event loop, when it first connects: by its version the one or the other.
@@ -64,7 +66,7 @@ class Postman:
                 import_module(module)
         self._client = httpx.AsyncClient(
             verify=False,  # noqa: S501  # minds have http only: no certificates to read
-            timeout=httpx.Timeout(POST_S, connect=CONNECT_S, pool=None),
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
             # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
             limits=httpx.Limits(max_keepalive_connections=0),
             trust_env=False,
@@ -83,13 +85,15 @@ class Postman:
         }
         raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         try:
-            async with self._client.stream(
-                "POST", f"{mind.url}/message", content=raw, headers=headers
-            ) as answer:
+            async with (
+                asyncio.timeout(POST_S) as limit,
+                self._client.stream("POST", f"{mind.url}/message", content=raw, headers=headers) as answer,
+            ):
+                limit.reschedule(None)  # the status tells what came of it, whatever becomes of the body
                 said = await _start_of(answer)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return Posted(Outcome.DOWN, f"{mind.url} takes no connections ({error})")
-        except httpx.TimeoutException:
+        except TimeoutError:
             return Posted(Outcome.REFUSED, f"no answer within {POST_S:.0f} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Posted(Outcome.REFUSED, f"the connection broke: {error or type(error).__name__}")
@@ -104,9 +108,14 @@ class Postman:
 
 
 async def _start_of(answer: httpx.Response) -> str:
+    """The body's first words, as far as they come within BODY_S."""
+    import httpx
+
     raw = b""
-    async for chunk in answer.aiter_raw():
-        raw += chunk
-        if len(raw) > REPLY_MAX:
-            break
+    with suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(BODY_S):
+            async for chunk in answer.aiter_raw():
+                raw += chunk
+                if len(raw) > REPLY_MAX:
+                    break
     return " ".join(raw[:200].decode(errors="replace").split())
