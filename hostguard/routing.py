@@ -18,6 +18,8 @@ from hostguard.sleep import text_of
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
 RULES_MAX = 1_000  # rules, and patterns of sessions
 PATH_MAX = 1_000  # characters of a file's path
+# Triggers are stored with each message that is gathered, and each is looked for in it.
+TRIGGERS_MAX, TRIGGER_MAX = 100, 100  # of a batch; characters of one
 # Volute's own defaults.
 DEBOUNCE_S = 5.0
 MAX_WAIT_S = 120.0
@@ -176,8 +178,13 @@ def _batch(value: Any, where: str) -> Batch:
             )
         return Batch(max_wait_s=value * 60.0)
     triggers = value.get("triggers", [])
-    if not isinstance(triggers, list) or not all(isinstance(one, str) and one for one in triggers):
-        raise ValueError(f"{where}.triggers must be a list of texts")
+    if (
+        not isinstance(triggers, list)
+        or len(triggers) > TRIGGERS_MAX
+        or not all(_is_text(one) and 0 < len(one) <= TRIGGER_MAX for one in triggers)
+    ):
+        each = f"at most {TRIGGER_MAX} characters"
+        raise ValueError(f"{where}.triggers must be a list of at most {TRIGGERS_MAX} texts of {each}")
     return Batch(
         _seconds(value.get("debounce", DEBOUNCE_S), f"{where}.debounce"),
         _seconds(value.get("maxWait", MAX_WAIT_S), f"{where}.maxWait"),

@@ -191,7 +191,15 @@ BAD = [
     ('{"rules": [{"batch": -1}]}', "rules[0].batch must be minutes, at most 1440, or an object with"),
     ('{"rules": [{"batch": {"debounce": "5"}}]}', "rules[0].batch.debounce must be a number of seconds"),
     ('{"rules": [{"batch": {"maxWait": NaN}}]}', "rules[0].batch.maxWait must be a number of seconds"),
-    ('{"rules": [{"batch": {"triggers": [""]}}]}', "rules[0].batch.triggers must be a list of texts"),
+    (
+        '{"rules": [{"batch": {"triggers": [""]}}]}',
+        "rules[0].batch.triggers must be a list of at most 100 texts",
+    ),
+    (
+        json.dumps({"rules": [{"batch": {"triggers": ["x"] * 101}}]}),
+        "rules[0].batch.triggers must be a list of at most 100",
+    ),
+    (json.dumps({"rules": [{"batch": {"triggers": ["x" * 101]}}]}), "rules[0].batch.triggers must be"),
     ('{"sessions": []}', "sessions must be an object of at most 1000 patterns"),
     ('{"sessions": {"a": 1}}', 'sessions["a"] must be an object'),
     ('{"sessions": {"a": {"instructions": "\\ud800"}}}', 'sessions["a"].instructions must be a text'),
