@@ -191,6 +191,7 @@ def test_a_resident_minds_service_is_no_turn(host: Host) -> None:
 def test_the_global_cap_holds_and_names_the_oldest(host: Host) -> None:
     host.hold_slot("a")
     host.hold_slot("b")
+    [oldest] = [turn["id"] for turn in host.live() if turn["mind"] == "a"]
     done = host("run", "--mind", "c", "--max-wait", "0", "true")
     assert (done.returncode, f"no slot free, behind turn {oldest}\n" in done.stderr) == (75, True)
 
@@ -202,7 +203,6 @@ def test_an_unknown_mind_is_refused(host: Host) -> None:
 
 def test_only_root_runs_turns_without_the_daemon(host: Host) -> None:
     done = host.unprivileged("run", "--mind", "a", "true")
-    [oldest] = [turn["id"] for turn in host.live() if turn["mind"] == "a"]
     assert (done.returncode, "only root" in done.stderr) == (3, True)
 
 
