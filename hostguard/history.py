@@ -119,7 +119,8 @@ class History:
         if last.at < after.at < grain:
             self.points.append(after)
             last = after
-        now = self._last.worst(seen)
+        # No point for an earlier look of this grain: then the last one's was as bad.
+        now = (_lasting(last.seen) if self._grain == grain else self._last).worst(seen)
         if now.await_ms is not None or now != _lasting(last.seen):
             self.points.append(Point(grain, now))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hostguard.history import APART_MS, GRAIN, History, Incident, Point, Seen, Trouble, coarse, steps
@@ -54,6 +54,7 @@ def truly(told: list[tuple[int, Seen]], begin: int, width: int, count: int) -> l
 
 @settings(deadline=None, max_examples=60)
 @given(NOTES)
+@example([(900_000, Seen(held=1)), (900_000, Seen()), (500, Seen(await_ms=3))])
 def test_the_points_tell_the_worst_of_each_span(notes: list[tuple[int, Seen]]) -> None:
     history, told = noted(notes)
     count = (told[-1][0] - T0) // TEN + 2
