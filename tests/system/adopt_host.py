@@ -60,6 +60,7 @@ class Server:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.port, self.folder = kind, free_port(), folder
+        folder.mkdir(exist_ok=True)
         unit = UNIT if kind != "none" else None
         self.mind = Mind("m", url=f"http://127.0.0.1:{self.port}", unit=unit)
         if unit is None:
