@@ -39,6 +39,7 @@ def pytest_report_header() -> list[str]:
 # From 60 s down to 10 s: each share of the tests gets about as many of them.
 LONG = (
     "test_killed_at_100_random_moments",
+    "test_the_card_stops_for_a_minute_under_load",
     "test_a_daemon_killed_at_any_moment",
     "test_the_bus_is_lost_in_the_middle_of_a_start",
     "test_pid_1_is_slow",
@@ -47,6 +48,11 @@ LONG = (
     "test_a_daemon_that_hangs",
     "test_quickstart",
     "test_incident",
+    "test_nothing_more_is_posted_into_a_turn_that_is_stopped",
+    "test_a_mind_sleeps_and_wakes_from_the_command_line",
+    "test_killed_at_any_moment_of_many_deliveries",
+    "test_a_lost_answer_is_a_failure",
+    "test_the_guard_is_stopped_for_a_while",
 )
 
 
