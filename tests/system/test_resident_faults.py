@@ -88,7 +88,7 @@ def test_a_mind_that_honours_the_key_sees_each_delivery_once_though_the_guard_is
     if when != "before":
         wait_for(lambda: mind.taken())
     if when == "after":
-        wait_for(lambda: host.events("started", row=row))
+        wait_for(lambda: host.sql("SELECT 1 FROM deliveries WHERE id = ? AND posted_at > 0", row))
     host.kill()
     mind.control(delay=0)
     [found] = host.done(row)
