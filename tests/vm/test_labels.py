@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from machine import Machine
 
+DISK, COST = "179:0", "/sys/fs/cgroup/io.cost.qos"
 SCHEDULER = "/sys/block/mmcblk0/queue/scheduler"
 IO = {
     "io_weight": 50,
@@ -21,6 +22,7 @@ ALL = {**IO, **OTHERS}
 CONFIG = "[turn]\n" + "".join(f"{name} = {value}\n" for name, value in ALL.items())
 CONFIG += '[minds.ada]\nuser = "root"\ncommand = ["/bin/sleep", "1"]\n'
 WRITE = "for i in 1 2 3 4 5 6 7 8; do dd if=/dev/zero of=/card/x bs=4K count=1 conv=fsync; sleep 0.3; done"
+CHANGES = ("inert", "partial", "enforced", "inert", "partial", "inert")  # of io_weight, each told of once
 ENFORCEMENT = "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70424"
 
 
@@ -57,9 +59,14 @@ def test_labels_follow_the_kernel(machine: Machine) -> None:
     machine.sh(f"echo mq-deadline >{SCHEDULER}")
     assert labels(machine) == but(io_weight="inert")
 
+    machine.sh(f"echo '{DISK} enable=1' >{COST}")
+    assert labels(machine) == but(io_weight="partial")
+    machine.sh(f"echo '{DISK} enable=0' >{COST}")
+    assert labels(machine) == but(io_weight="inert")
+
     said = machine.sh(f"journalctl -o json {ENFORCEMENT}").splitlines()
     changes = [(line["HOSTGUARD_LIMIT"], line["HOSTGUARD_LABEL"]) for line in map(json.loads, said)]
-    assert changes == [("io_weight", label) for label in ("inert", "partial", "enforced", "inert")]
+    assert changes == [("io_weight", label) for label in CHANGES]
     assert "io_weight not at all" in machine.sh("hostguard status")
 
 

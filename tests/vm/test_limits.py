@@ -163,6 +163,7 @@ def test_limits_are_read_back(machine: Machine) -> None:
     machine.sh("echo mq-deadline >/sys/block/mmcblk0/queue/scheduler")
     row, cgroup = running(machine, "writes")
     assert machine.sh(f"cat {cgroup}/io.max") == f"{DISK} rbps=max wbps={BANDWIDTH} riops=max wiops=max\n"
+    assert machine.sh(f"cat {cgroup}/io.weight") == "default 50\n"
     machine.done(row)
     machine.sh("modprobe bfq; echo bfq >/sys/block/mmcblk0/queue/scheduler")
     row, cgroup = running(machine, "writes")
