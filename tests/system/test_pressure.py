@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import tempfile
@@ -95,6 +96,40 @@ def stop_for_a_minute(pressed: PressedHost) -> None:
     assert pressed.guard.pid == daemon
 
 
+def test_a_card_that_is_merely_slow_has_fewer_turns_and_does_not_flap(pressed: PressedHost) -> None:
+    """Each write takes 0.5 to 4 s. Nothing is left behind once the card is as before."""
+    pressed.card.set_rate(None)
+    pressed.start("", writes=20)
+    rows = pressed.load(12)
+    wait_for(lambda: len(pressed.turns()) == 6)
+    with slow_writes(pressed.card):
+        wait_for(lambda: pressed.pressure()["cap"] == 1, 90)
+        time.sleep(25)  # longer than calm_window
+        caps = [change["cap"] for change in pressed.pressure()["changes"]]
+    assert caps == sorted(caps, reverse=True), "it went down, and never up"
+    assert caps[-1] == 1
+    pressed.done(*rows)
+
+
+@contextmanager
+def slow_writes(card: Card) -> Iterator[None]:
+    """As in the trace merely-slow (tests/rig/traces.py)."""
+    dice, over = random.Random(1), threading.Event()
+
+    def slow() -> None:
+        while not over.wait(0.5):
+            card.set_delay(write_ms=1000 * dice.uniform(0.5, 4))
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        card.set_delay(write_ms=4)
+
+
 # -- cases of others, and what there is no pressure file for
 
 
@@ -127,6 +162,24 @@ def outside_writers(card: Card, count: int) -> Iterator[None]:
         go.unlink()
         for writer in writers:
             writer.wait()
+
+
+def test_case_26_a_cold_start_on_a_card_that_another_program_waits_for(pressed: PressedHost) -> None:
+    """26, anthony-chaudhary/fak#2769: with no turn live, the floor starts. That it stalls, the kernel told."""
+    pressed.start(database=Path(tempfile.mkdtemp(dir=DISK)))
+    with outside_writers(pressed.card, 2):
+        pressed.card.stop()
+        try:
+            # While no turn runs it does not look by itself. Woken for others' disks, it may rest for a minute.
+            wait_for(lambda: pressed.level() == "stalled", 100)
+            assert {sample["live"] for sample in pressed.pressure()["samples"]} == {0}
+            floor, beyond = pressed.send("@idle"), pressed.send("@a")
+            wait_for(lambda: [turn["state"] for turn in pressed.turns()] == ["running"])
+            assert pressed.turns()[0]["delivery"] == floor
+            assert pressed.row(beyond)["hold"]["reason"] == "pressure"
+        finally:
+            pressed.card.go()
+    pressed.done(beyond)
 
 
 def test_case_28_a_guard_that_was_stopped_decides_nothing_from_stale_samples(pressed: PressedHost) -> None:
