@@ -65,13 +65,17 @@ def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
 
 
 def note(waited_ms: int, behind: str | None) -> str | None:
-    """The sentence that tells a mind of a long wait; None if there is nothing to tell."""
+    """The sentence that tells a mind of a long wait; None if there is nothing to tell.
+
+    `behind` is a unit, or a reason in words.
+    """
     if waited_ms <= NOTE_MS:
         return None
     minutes, seconds = divmod(waited_ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     length = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
-    return f"[hostguard held this message for {length}{f', behind {behind}' if behind else ''}]"
+    why = (f": {behind}" if " " in behind else f", behind {behind}") if behind else ""
+    return f"[hostguard held this message for {length}{why}]"
 
 
 def for_exec(row: Delivery, raw: bytes, waited_ms: int, behind: str | None) -> bytes:
@@ -91,10 +95,10 @@ def for_resident(
     given = [text for text in (instructions, payload.get("instructions")) if text]
     if given:
         payload["instructions"] = "\n".join(given)
-    _tell_wait(payload, waited_ms, behind)
     content = payload.get("content")
     if content is not None and not isinstance(content, str) and not _is_parts(content):
         payload["content"] = json.dumps(content, ensure_ascii=False)
+    _tell_wait(payload, waited_ms, behind)
     return {name: payload[name] for name in RESIDENT_FIELDS if name in payload}
 
 

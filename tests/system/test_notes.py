@@ -30,11 +30,11 @@ cron = "0 0 1 1 *"
 script = "echo now"
 """
 BATCH = {"rules": [{"channel": "#x", "session": "s", "batch": {"debounce": 0.1, "maxWait": 1}}]}
-NOTE = re.compile(r"\[hostguard held this message for 1 min 4\d s(?:, behind ([^\]]+))?\]\n")
+NOTE = re.compile(r"\[hostguard held this message for 1 min 4\d s(?:(?:, behind |: )([^\]]+))?\]\n")
 
 
 def told(content: Any) -> tuple[str, str]:
-    """(behind what, the rest) of a content with a note."""
+    """(behind what, or why, the rest) of a content with a note."""
     found = NOTE.match(content)
     assert found, content
     return found[1], content[found.end() :]
@@ -87,11 +87,12 @@ def held(guard: Guard) -> Iterator[Held]:
 
 
 def test_a_resident_mind_is_told_with_the_first_message_and_with_one_that_folds(held: Held) -> None:
-    rows = [held.send("m", "one", session="t"), held.send("m", "two", session="t")]
+    rows = [held.send("m", content, session="t") for content in ("one", "two", {"a": 1})]
     unit = held.let_go(*rows)
-    assert [told(content) for content in held.mind.contents("t")] == [(unit, "one"), (unit, "two")]
+    texts = ["one", "two", '{"a": 1}']
+    assert [told(content) for content in held.mind.contents("t")] == [(unit, text) for text in texts]
     held.host.done(held.host.send("m", "three", session="t"))
-    assert held.mind.contents("t")[2] == "three", "one that did not wait is told nothing"
+    assert held.mind.contents("t")[3] == "three", "one that did not wait is told nothing"
 
 
 def test_a_batch_tells_so_in_the_first_of_its_messages(held: Held) -> None:
@@ -150,4 +151,4 @@ def test_the_guard_that_was_restarted_knows_how_long_it_was(held: Held) -> None:
     held.host.kill()
     held.let_go(row)
     [one] = held.log()
-    assert told(one["content"])[1] == "one"
+    assert told(one["content"]) == ("the guard was restarted since", "one")

@@ -81,6 +81,7 @@ def test_instructions_of_the_session_and_of_the_message_are_both_told():
         (MINUTE, "x.scope", None),
         (MINUTE + 1, "x.scope", "[hostguard held this message for 1 min 0 s, behind x.scope]"),
         (200_000, None, "[hostguard held this message for 3 min 20 s]"),
+        (200_000, "ada sleeps", "[hostguard held this message for 3 min 20 s: ada sleeps]"),
         (
             2 * 3_600_000 + 5 * MINUTE,
             "x.scope",
@@ -112,6 +113,9 @@ def test_a_long_wait_is_told_beside_content_that_is_no_text():
     assert told["content"] == {"a": 1}
     assert told["held"] == {"ms": 90_000, "behind": "x.scope"}
     assert "held" not in executed({"a": 1}, MINUTE)
+    # A resident mind reads data as text, with the note before it.
+    note = "[hostguard held this message for 1 min 30 s, behind x.scope]"
+    assert resident({"a": 1}, 90_000, "x.scope")["content"] == f'{note}\n{{"a": 1}}'
 
 
 def test_a_line_of_a_file_is_one_line():
