@@ -47,5 +47,5 @@ def test_the_picture_is_small_and_needs_no_network() -> None:
     ElementTree.fromstring(text)
     assert not re.search(r"(?:href|src|url)\s*[=(]\s*[\"']?(?:https?:|//)", text)
     shown = text.replace("&#160;", " ")
-    for said in ("stalled for", "instead of 2", "global cap full", "written", "TURN"):
+    for said in ("stalled for", "1 turn at a time, not 2", "no slot free, behind turn", "written", "TURN"):
         assert said in shown, said
