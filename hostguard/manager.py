@@ -210,6 +210,8 @@ class Manager:
         if turn.delivery is not None:
             self.settle(turn.delivery, turn, ending, turn.waited)
         if turn.resident is not None:
+            if turn.resident.ending is None and turn.resident.posted:
+                self.residents.dones.expect(turn)
             for row, waited in turn.resident.folded:
                 self.settle(row, turn, ending, waited)
         if turn.live.session is not None:

@@ -144,8 +144,8 @@ class Residents:
             self._manager.keep(resident.feeding)
 
     def _takes(self, turn: Turn) -> bool:
-        up = self.downs.why(turn.live.mind) is None
-        return turn.live.takes_input and up and not self._manager.closing
+        live = turn.live.takes_input and turn in self._runner.live
+        return live and self.downs.why(turn.live.mind) is None and not self._manager.closing
 
     def _next_for(self, turn: Turn) -> Row | None:
         return self._manager.backlog.first_in(turn.live.mind, turn.live.session or "")
@@ -171,6 +171,9 @@ class Residents:
             manager.read_again(row)
             return
         if found is None:
+            return
+        if not self._takes(turn):  # it ended while the row was read
+            manager.requeue(row)
             return
         delivery, raw = found
         now, turn_id = now_ms(), turn.live.id
@@ -216,7 +219,7 @@ class Residents:
 
         Done means that the session is at rest now, whatever it was told before: so also a late one ends the
         session's turn. It may not cover a message that is on its way to the mind at that moment, nor, if it
-        repeats the last one, the turn that began since: then the turn ends once it has been quiet.
+        may be of the turn before, the one that began since: then the turn ends once it has been quiet.
 
         Returns those that ended a turn.
         """
@@ -227,15 +230,18 @@ class Residents:
                 continue
             if turn_id is not None and turn_id != turn.live.id:
                 continue
-            if turn_id is None and self.dones.repeats(turn, message_id, resident.told):
-                resident.doubtful |= message_id is None
+            before = self.dones.before(turn, session) if turn_id is None else []
+            if any(one.repeated(message_id) for one in before):
+                continue
+            if any(one.may_be(message_id, resident.told) for one in before):
+                resident.doubtful = True
             elif not resident.posted:
                 resident.early = True
             elif resident.feeding is not None:
                 resident.doubtful = True
             else:
                 self.end(turn, turns.Ending("done", reason))
-                ended.append(self.dones.note(turn, message_id))
+                ended.append(self.dones.note(turn, session, message_id))
         return ended
 
     def _died(self, mind: str) -> None:

@@ -248,6 +248,7 @@ class Runner:
         either find none, or make its start a failure, which is tried again.
         """
         turn.stopped = turn.asked = True
+        self.live.close_input(turn)
         if turn.phase is Phase.STARTING:
             return
         with suppress(SystemdError):  # it is gone
@@ -317,6 +318,7 @@ class Runner:
         turn = self.live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
+            self.live.close_input(turn)
 
     def unit_started(self, unit: str) -> None:
         """A mind's own service was started (or stopped: a job tells not which, and trying does no harm)."""

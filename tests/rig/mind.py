@@ -105,7 +105,8 @@ class Session:
         stop = threading.Event()
         if job["tell"]:
             threading.Thread(target=self._tell, args=(job["tell"], stop), daemon=True).start()
-        self._child.stdout.readline()
+        if not self._child.stdout.readline():
+            self._child.wait()  # it was killed: the next message gets another one
         stop.set()
 
     def _tell(self, seconds: float, stop: threading.Event) -> None:
