@@ -205,6 +205,9 @@ class Daemon:
             problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
         if self.web.problem is not None:
             problems.append({"code": "web_endpoint", "text": self.web.problem})
+        if self._reload_failed:
+            text = "the last reload failed, what was configured before holds: hostguard config check"
+            problems.append({"code": "reload_failed", "text": text})
         enforcement = self.readback.verdicts
         return views.status(self.manager, self.started_at, os.getpid(), device, problems, enforcement)
 

@@ -22,6 +22,19 @@ user = "root"
 command = ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
 user = "root"
 """
+NEW = """
+[turn]
+tasks_max = 77
+[minds.new]
+command = ["/bin/true"]
+user = "root"
+[channels."#team"]
+minds = ["new"]
+[schedules.tidy]
+mind = "new"
+cron = "0 3 * * *"
+message = "tidy up"
+"""
 
 
 def show(unit: str, name: str) -> str:
@@ -83,7 +96,8 @@ def reload(host: GuardedHost) -> None:
     assert failed.returncode != 0
     assert host.get("/v1/config")["limits"]["global_concurrent_turns"] == 1
     assert "the last reload failed" in show(UNIT, "StatusText")
-    host.guard.configure(CONFIG.replace("turns = 1", "turns = 2") + "[turn]\ntasks_max = 77\n")
+    assert "!! problem  the last reload failed" in host.guard.cli("status").stdout
+    host.guard.configure(CONFIG.replace("turns = 1", "turns = 2") + NEW)
     turn = unit_of(host)
     tasks = show(turn, "TasksMax")
     systemctl("reload", "hostguard")
@@ -92,6 +106,9 @@ def reload(host: GuardedHost) -> None:
     wait_for(lambda: len(host.turns()) == 2)
     assert show(unit_of(host, 3), "TasksMax") == "77"
     assert show(turn, "TasksMax") == tasks != "77"
+    assert "problem" not in host.guard.cli("status").stdout
+    assert host.get("/v1/schedules")["schedules"][0]["name"] == "tidy"
+    assert host.row(host.send("#team"))["mind"] == "new"
     run("systemctl", "kill", "--signal=KILL", unit_of(host, 3))
     wait_for(lambda: host.row(3)["state"] == "queued")  # it crashed, and is to be tried again
 
