@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,9 @@ def test_a_unit_made_by_hand_in_the_minds_slice_counts(host: Host, kind: list[st
     assert host("run", "--mind", "a", "--max-wait", "0", "true").returncode == 0
 
 
+MIND = "hostguard-mind@a.service"
+
+
 @pytest.fixture
 def resident() -> Iterator[None]:
     """The mind a's own service, as it is shipped, and its user."""
@@ -174,9 +178,9 @@ def resident() -> Iterator[None]:
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text('COMMAND=/bin/sh -c "cd && id -un >who && exec sleep 60"\n')
     run("useradd", "--create-home", "a")
-    systemctl("start", "hostguard-mind@a.service")
+    systemctl("start", MIND)
     yield
-    systemctl("stop", "hostguard-mind@a.service")
+    systemctl("stop", MIND)
     run("userdel", "--remove", "a")
     settings.unlink()
 
@@ -184,6 +188,13 @@ def resident() -> Iterator[None]:
 @pytest.mark.usefixtures("resident")
 def test_a_resident_minds_service_is_no_turn(host: Host) -> None:
     wait_for(lambda: Path("/home/a/who").exists() and Path("/home/a/who").read_text() == "a\n")
+    names = ("MainPID", "ControlGroup", "Delegate", "After")
+    shown = {name: run("systemctl", "show", "--value", "-p", name, MIND).stdout.strip() for name in names}
+    assert shown["ControlGroup"] == f"/hostguard.slice/hostguard-a.slice/{MIND}"
+    assert shown["Delegate"] == "yes"
+    assert "hostguard.service" in shown["After"].split()
+    status = Path(f"/proc/{shown['MainPID']}/status").read_text()
+    assert re.search(r"^CapBnd:\t0+$.*^NoNewPrivs:\t1$", status, re.MULTILINE | re.DOTALL), status
     assert host.live() == []
     assert host("run", "--mind", "a", "--max-wait", "0", "true").returncode == 0
 
