@@ -76,8 +76,9 @@ def why(manager: Manager, row: Delivery) -> Json:
         return view | {"text": f"{row.id} starts now"}
     view |= {"reason": hold.reason, "blocker": hold.blocker}
     if hold.reason is Reason.NOT_DUE:
-        again = f" (attempt {row.attempts + 1})" if row.attempts else ""
-        text = f"{row.id} is not held: it is due in {span(row.not_before - now_ms())}{again}"
+        text = f"{row.id} is not held: it is due in {span(row.not_before - now_ms())}"
+        if row.attempts:
+            text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
         return view | {"since": row.created_at, "due": row.not_before, "text": text}
     place = manager.backlog.place(row.id, row.mind)
     since = max(row.created_at, row.not_before)

@@ -70,11 +70,12 @@ def command(id_: int | None, mind: str | None, state: str | None, limit: int, as
 
 
 def _note(delivery: Any) -> str:
-    """Why it waits, or how it ended."""
-    result = delivery.get("result") or {}
-    if delivery.get("ended_at") is None:
-        return hold_text(delivery.get("hold"), delivery["mind"])
-    return ended(result)
+    """Why it waits, why it failed before, or how it ended."""
+    result = ended(delivery.get("result") or {})
+    if delivery.get("ended_at") is not None:
+        return result
+    failed = f"attempt {delivery['attempts']} failed: {result}" if delivery.get("attempts") else ""
+    return hold_text(delivery.get("hold"), delivery["mind"]) or failed
 
 
 def delivery_text(delivery: Any) -> str:

@@ -67,6 +67,9 @@ def test_case_23_a_command_that_cannot_be_run(host: Host) -> None:
     wait_for(lambda: host.row(row)["attempts"] == 1)
     assert host.row(row)["result"]["outcome"] == "not_started"
     assert host.row(row)["result"]["reason"] == f"{host.turn}: Permission denied"
+    failed = f"failed: {host.turn}: Permission denied"
+    assert host.get(f"/v1/deliveries/{row}/why")["text"].endswith(f"(attempt 2); the last one {failed}")
+    assert f"attempt 1 {failed}\n" in host.guard.cli("queue").stdout
     host.turn.chmod(0o755)
     host.post(f"/v1/deliveries/{row}/cancel")
     host.post(f"/v1/deliveries/{row}/retry")
