@@ -4,6 +4,9 @@ A mind here takes a message and says `done` at once, so that all the time goes i
 choosing the next row, starting its scope, posting. Beside it, in the same run, the same minds are driven by an
 asyncio.Semaphore over a list in memory: no queue, no scopes. The ratio is the price of durability and of systemd.
 Each row has a session of its own, so that none folds into another's turn.
+
+Then once more with the cap of a small host, and minds that work for a while: what it takes from a turn's end to the
+next POST while nothing else keeps the guard busy.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import random
 import socket
 import sqlite3
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 from starlette.applications import Starlette
@@ -32,8 +38,18 @@ from tests.bench import common
 MINDS, ROWS, CAP = 1_000, 100_000, 8
 DELIVERIES = 400  # a round
 ROUNDS = 3
+CALM_CAP, CALM_DELIVERIES = 2, 40
+WORK_S = (0.1, 0.3)  # of a turn then
 MINDS_PORT, GUARD_PORT, PLAIN_PORT = 4301, 4302, 4303
 TOKEN = "bench"
+
+
+class Found(NamedTuple):
+    """Of each round: deliveries per second, and ms from an end to the next POST."""
+
+    rates: list[float]
+    p99: list[float]
+    calm_median: list[float]
 
 
 class Fleet:
@@ -41,6 +57,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.daemon_port = GUARD_PORT
+        self.works = False
         self.arrived: list[float] = []
         self.ended: deque[float] = deque()
         self.gaps: list[float] = []  # ms from a turn's end to the POST that takes its place
@@ -62,6 +79,8 @@ class Fleet:
         return JSONResponse({"ok": True})
 
     async def _done(self, session: str) -> None:
+        if self.works:
+            await asyncio.sleep(random.uniform(*WORK_S))
         mind = session.partition("/")[0]
         content = json.dumps({"type": "done", "session": session}).encode()
         head = (
@@ -76,16 +95,31 @@ class Fleet:
             await reader.read()
             writer.close()
 
-    async def measure(self, count: int) -> tuple[float, float]:
-        """(deliveries per second, p99 of end to next POST in ms) over the next `count` messages."""
+    async def measure(self, count: int) -> tuple[float, list[float]]:
+        """(deliveries per second, ms from each end to the next POST, sorted) over the next `count` messages."""
         for seen in (self.arrived, self.gaps, self.ended):
             seen.clear()
         self.wanted = count
         self.enough.clear()
         await self.enough.wait()
         spent = self.arrived[-1] - self.arrived[0]
-        gaps = sorted(self.gaps)
-        return (len(self.arrived) - 1) / spent, gaps[len(gaps) * 99 // 100]
+        return (len(self.arrived) - 1) / spent, sorted(self.gaps)
+
+    async def rounds(self, calm: Callable[[], object]) -> Found:
+        """Measure, and again after `calm`: at that cap, with turns that take a while."""
+        full = [await self.measure(DELIVERIES) for _ in range(ROUNDS)]
+        self.works = True
+        try:
+            await asyncio.to_thread(calm)
+            await self.measure(2 * CAP)  # those that began before
+            slow = [await self.measure(CALM_DELIVERIES) for _ in range(ROUNDS)]
+        finally:
+            self.works = False
+        return Found(
+            [rate for rate, _ in full],
+            [gaps[len(gaps) * 99 // 100] for _, gaps in full],
+            [statistics.median(gaps) for _, gaps in slow],
+        )
 
 
 class Plain:
@@ -93,6 +127,8 @@ class Plain:
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(CAP)
+        self._calm = False
+        self._kept = CAP - CALM_CAP  # slots that `calm` takes
         self._client = httpx.AsyncClient(
             trust_env=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
         )
@@ -100,8 +136,15 @@ class Plain:
 
     async def event(self, request: Request) -> Response:
         await request.body()
-        self._room.release()
+        if self._calm and self._kept:
+            self._kept -= 1
+        else:
+            self._room.release()
         return JSONResponse({"ok": True})
+
+    def calm(self) -> None:
+        """Lower the cap."""
+        self._calm = True
 
     async def run(self) -> None:
         rows = deque(f"mind{number % MINDS}/{number}" for number in range(ROWS))
@@ -139,7 +182,7 @@ def configuration() -> str:
     return f'{limits}[events]\nlisten = "127.0.0.1:{GUARD_PORT}"\n{minds}'
 
 
-async def guarded(fleet: Fleet, rounds: int) -> list[tuple[float, float]]:
+async def guarded(fleet: Fleet) -> Found:
     state = common.DISK / "minds"
     state.mkdir()
     await fill(state / "queue.db")
@@ -147,19 +190,24 @@ async def guarded(fleet: Fleet, rounds: int) -> list[tuple[float, float]]:
     daemon = common.Daemon(configuration(), state)
     await asyncio.to_thread(daemon.__enter__)
     try:
-        return [await fleet.measure(DELIVERIES) for _ in range(rounds)]
+        return await fleet.rounds(lower_cap)
     finally:
         await asyncio.to_thread(daemon.__exit__)
 
 
-async def plain(fleet: Fleet, rounds: int) -> list[tuple[float, float]]:
+def lower_cap() -> None:
+    change = {"name": "global_concurrent_turns", "value": CALM_CAP, "runtime": True}
+    common.Caller().ask("PATCH", "/v1/limits", change)
+
+
+async def plain(fleet: Fleet) -> Found:
     fleet.daemon_port = PLAIN_PORT
     driver = Plain()
     server = make_server(driver.app, LoopbackProtocol)
     serving = asyncio.create_task(server.serve(sockets=[listen_tcp(("127.0.0.1", PLAIN_PORT))]))
     driving = asyncio.create_task(driver.run())
     try:
-        return [await fleet.measure(DELIVERIES) for _ in range(rounds)]
+        return await fleet.rounds(driver.calm)
     finally:
         driving.cancel()
         await asyncio.sleep(0.5)
@@ -171,21 +219,16 @@ async def main() -> None:
     fleet = Fleet()
     server = make_server(fleet.app, LoopbackProtocol)
     serving = asyncio.create_task(server.serve(sockets=[socket.create_server(("", MINDS_PORT))]))
-    results = {
-        "asyncio.Semaphore in memory": await plain(fleet, ROUNDS),
-        "hostguard": await guarded(fleet, ROUNDS),
-    }
-    print(f"{MINDS:,} minds, {ROWS:,} rows queued, cap {CAP}, {ROUNDS} rounds of {DELIVERIES:,} deliveries\n")
     peer = "asyncio.Semaphore in memory"
-    common.show(
-        "deliveries per second", {name: [rate for rate, _ in found] for name, found in results.items()}, peer
-    )
-    common.show(
-        "end of a turn to the next POST, p99, ms",
-        {name: [p99 for _, p99 in found] for name, found in results.items()},
-        peer,
-    )
-    rates = {name: statistics.median(rate for rate, _ in found) for name, found in results.items()}
+    results = {peer: await plain(fleet), "hostguard": await guarded(fleet)}
+    print(f"{MINDS:,} minds, {ROWS:,} rows queued, cap {CAP}, {ROUNDS} rounds of {DELIVERIES:,} deliveries\n")
+    common.show("deliveries per second", {name: found.rates for name, found in results.items()}, peer)
+    title = "end of a turn to the next POST"
+    common.show(f"{title}, p99, ms", {name: found.p99 for name, found in results.items()}, peer)
+    print(f"at a cap of {CALM_CAP}, with turns of {WORK_S[0]:g} to {WORK_S[1]:g} s:\n")
+    calm = {name: found.calm_median for name, found in results.items()}
+    common.show(f"{title}, median, ms", calm, peer, aim="at most 50 ms")
+    rates = {name: statistics.median(found.rates) for name, found in results.items()}
     print(
         f"the price of a queue on disk and of a scope per turn: {rates[peer] / rates['hostguard']:.1f} times"
     )
