@@ -37,6 +37,18 @@ def test_apt_installs_it_and_it_runs_enabled_in_its_sandbox(host: Host, package:
     assert "Seccomp:\t2" in status
 
 
+def test_the_guard_s_unit_is_what_keeps_it_up_beside_busy_minds(host: Host) -> None:
+    said = host.run(f"systemctl show --property={','.join(UNIT)} hostguard.service")
+    assert dict(line.split("=", 1) for line in said.splitlines()) == UNIT
+    assert host.run("systemctl show --value --property=IOWeight hostguard.slice") == "[not set]\n"
+
+
+UNIT = {
+    "Type": "notify", "WatchdogUSec": "1min", "Restart": "on-failure", "KillMode": "mixed",
+    "OOMScoreAdjust": "-900", "MemoryMin": str(64 << 20), "IOWeight": "1000", "CPUWeight": "1000",
+}  # fmt: skip
+
+
 def test_systemd_finds_no_fault_in_the_units(host: Host) -> None:
     units = "hostguard.service hostguard.socket hostguard.slice hostguard-mind@ada.service"
     timed = "hostguard-send@ada.service hostguard-send@ada.timer"
@@ -78,14 +90,15 @@ def test_a_timer_sends_as_a_user_of_the_group(host: Host) -> None:
     host.wait_for("hostguard queue 2 | grep -i 'state: done'")
     row = json.loads(host.run("hostguard queue 2 --json"))
     assert (row["mind"], row["payload"]["content"]) == ("ada", "it's $time")
-    host.run("rm /run/go; systemctl disable --now hostguard-send@ada.timer")
-    host.run("rm -r /etc/systemd/system/hostguard-send@ada.service.d; systemctl daemon-reload")
+    host.run("systemctl disable hostguard-send@ada.timer")  # it goes on until the package is removed
+    host.run("rm -r /run/go /etc/systemd/system/hostguard-send@ada.service.d; systemctl daemon-reload")
 
 
 def test_an_upgrade_ends_no_turn_and_loses_no_message(host: Host) -> None:
     host.run("for i in 1 2 3; do hostguard send @ada hello --session s$i; done")
     host.wait_for(f"[ $({TURNS} | wc -l) = 3 ]")
-    shells, pid = "pgrep --uid ada --exact sh", "systemctl show --value -p MainPID hostguard"
+    shells = "head -qn 1 /sys/fs/cgroup/hostguard.slice/hostguard-ada.slice/*.scope/cgroup.procs"
+    pid = "systemctl show --value -p MainPID hostguard"
     before, guard = (host.run(TURNS), host.run(shells)), host.run(pid)
     assert len(before[1].split()) == 3
     sending = (
@@ -108,6 +121,7 @@ def test_a_removal_leaves_turns_to_finish_and_the_state(host: Host) -> None:
     host.run("apt-get remove -y hostguard")
     assert host.ask("systemctl is-active hostguard.service hostguard.socket").text == "inactive\ninactive\n"
     assert host.run("ls /usr/lib/systemd/system/hostguard* 2>/dev/null", check=False) == ""
+    assert host.run("systemctl list-units --failed --plain --no-legend") == ""
     assert host.run(TURNS) == scopes
     host.run("touch /run/go")
     host.wait_for(f'[ -z "$({TURNS})" ]')
@@ -122,6 +136,7 @@ def test_installed_again_it_knows_how_the_turns_ended(host: Host, package: Path)
 
 
 def test_a_purge_leaves_nothing(host: Host, tree: Path, package: Path) -> None:
+    host.run("systemctl set-property hostguard.slice IOWeight=50")  # as hostguard setup has it
     host.run("apt-get purge -y hostguard")
     assert host.run("getent group hostguard", check=False) == ""
     assert host.run("systemctl list-units --all --plain --no-legend 'hostguard*'") == ""
@@ -135,6 +150,14 @@ def test_a_purge_leaves_nothing(host: Host, tree: Path, package: Path) -> None:
     left.discard("/var/lib/systemd/timers")  # systemd makes it for the first timer
     ours = {path for path in left if not path.startswith(NOISE) and not re.search(OTHERS_TMP, path)}
     assert ours == set()
+
+
+def test_a_purge_empties_a_disk_of_the_states_own(host: Host, package: Path) -> None:
+    host.run("mkdir /var/lib/hostguard && mount -t tmpfs tmpfs /var/lib/hostguard")
+    host.run(f"apt-get install -y /packages/{package.name}")
+    assert host.run("ls /var/lib/hostguard") != ""
+    host.run("apt-get purge -y hostguard")
+    assert host.run("ls -A /var/lib/hostguard") == ""
 
 
 OTHERS_TMP = "/systemd-private-[0-9a-f]+-(?!hostguard)"
