@@ -88,7 +88,7 @@ class Host:
         await self.idle()
 
     def live(self):
-        return [turn.delivery.id for turn in self.manager.runner.live]
+        return [turn.delivery.id for turn in self.manager.runner.live if turn.delivery is not None]
 
     async def end(self, ending=OK):
         """End the oldest turn; its row."""
