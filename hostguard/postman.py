@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -85,11 +85,11 @@ class Postman:
         }
         raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         try:
-            async with (
-                asyncio.timeout(POST_S) as limit,
-                self._client.stream("POST", f"{mind.url}/message", content=raw, headers=headers) as answer,
-            ):
-                limit.reschedule(None)  # the status tells what came of it, whatever becomes of the body
+            request = self._client.build_request("POST", f"{mind.url}/message", content=raw, headers=headers)
+            # Not asyncio.timeout: anyio 3, after a slow connect, leaves a cancellation of its own counted in
+            # the task, which that takes for somebody else's.
+            answer = await asyncio.wait_for(self._client.send(request, stream=True), POST_S)
+            async with aclosing(answer):  # its status tells what came of it, whatever becomes of the body
                 said = await _start_of(answer)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return Posted(Outcome.DOWN, f"{mind.url} takes no connections ({error})")
@@ -111,11 +111,14 @@ async def _start_of(answer: httpx.Response) -> str:
     """The body's first words, as far as they come within BODY_S."""
     import httpx
 
-    raw = b""
+    raw = bytearray()
+
+    async def read() -> None:
+        async for chunk in answer.aiter_raw():
+            raw.extend(chunk)
+            if len(raw) > REPLY_MAX:
+                break
+
     with suppress(httpx.HTTPError, TimeoutError):
-        async with asyncio.timeout(BODY_S):
-            async for chunk in answer.aiter_raw():
-                raw += chunk
-                if len(raw) > REPLY_MAX:
-                    break
+        await asyncio.wait_for(read(), BODY_S)
     return " ".join(raw[:200].decode(errors="replace").split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,20 @@ def test_the_status_tells_what_came_of_it() -> None:
 def test_what_was_taken_is_taken_whatever_becomes_of_the_body(hasty: None) -> None:
     assert post(HEAD + b"{") == Posted(Outcome.TAKEN), "cut"
     assert post(HEAD + b"{", then=3) == Posted(Outcome.TAKEN), "it does not come"
+
+
+def test_nor_does_it_matter_that_the_connection_took_long(
+    hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.4)  # longer than anyio waits before it tries another address
+        return await connect(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", slowly)
+    assert post(HEAD + b"{", then=3) == Posted(Outcome.TAKEN)
+    assert post(HEAD[:15], then=3) == Posted(Outcome.REFUSED, "no answer within 1 s")
 
 
 def test_an_answer_that_trickles_in_has_one_limit_for_all_of_it(hasty: None) -> None:
