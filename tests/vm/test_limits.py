@@ -72,12 +72,7 @@ def told(machine: Machine, mind: str) -> float:
 def running(machine: Machine, mind: str) -> tuple[int, str]:
     """Start a turn: its row and its scope's cgroup."""
     row = machine.send(f"@{mind}")
-    machine.wait_for(
-        lambda: (
-            machine.get(f"/v1/deliveries/{row}")["state"] == "delivering"
-            and machine.get("/v1/turns")["turns"]
-        )
-    )
+    machine.wait_for(lambda: machine.get(f"/v1/deliveries/{row}")["state"] == "in_turn")
     return row, f"{SLICE}/hostguard-{mind}.slice/hostguard-turn-{mind}-{row}.scope"
 
 
