@@ -12,32 +12,35 @@ import sys
 import time
 from typing import Any
 
-from hostguard import __version__, api_metrics, api_report, memory, paths, views
-from hostguard.accept import Acceptor
-from hostguard.api import make_app
-from hostguard.bus import SystemdError, SystemdLost
-from hostguard.config import ConfigError, load
-from hostguard.control import touch
-from hostguard.database import SchemaTooNew
-from hostguard.deliveries import settings
-from hostguard.device import Device, choose
-from hostguard.events import Event, Events
-from hostguard.freezing import thaw_left
-from hostguard.journal import Journal, take_over
-from hostguard.kept import Kept
-from hostguard.manager import Manager
-from hostguard.model import Config
-from hostguard.notify import Notifier, watchdog_s
-from hostguard.policy import Policy, boot_id
-from hostguard.queue import Queue, QueueError
-from hostguard.readback import Readback
-from hostguard.recovery import recover
-from hostguard.scheduler import Scheduler
-from hostguard.server import listen, make_server
-from hostguard.sleeper import Sleeper
-from hostguard.standby import Stopped, open_queue
-from hostguard.volute import Endpoint
-from hostguard.web_endpoint import WebEndpoint
+from hostguard import __version__
+from hostguard.api import metrics, report, views
+from hostguard.api.app import make_app
+from hostguard.api.server import listen, make_server
+from hostguard.api.standby import Stopped, open_queue
+from hostguard.api.volute import Endpoint
+from hostguard.api.web_endpoint import WebEndpoint
+from hostguard.config.load import ConfigError, load
+from hostguard.core import paths
+from hostguard.core.model import Config
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.held_back import Kept
+from hostguard.delivery.schedules import Scheduler
+from hostguard.delivery.sleep import Sleeper
+from hostguard.gate.control import touch
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import Policy, boot_id
+from hostguard.gate.recovery import recover
+from hostguard.linux import mlock
+from hostguard.linux.disk import Device, choose
+from hostguard.pressure.freezer import thaw_left
+from hostguard.store.connection import SchemaTooNew
+from hostguard.store.deliveries import settings
+from hostguard.store.writer import Queue, QueueError
+from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.systemd.journal import Journal, take_over
+from hostguard.systemd.notify import Notifier, watchdog_s
+from hostguard.telemetry.events import Event, Events
+from hostguard.turns.limit_check import Readback
 
 log = logging.getLogger("hostguard")
 
@@ -79,9 +82,9 @@ class Daemon:
         self.manager.runner.on_scope = self.readback.look
         self.manager.watcher.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
-        self.reporter = api_report.Reporter(self)
-        pages = api_report.pages(self, self.reporter)
-        self.web = WebEndpoint([*pages, *api_metrics.routes(self)], api_report.preload)
+        self.reporter = report.Reporter(self)
+        pages = report.pages(self, self.reporter)
+        self.web = WebEndpoint([*pages, *metrics.routes(self)], report.preload)
         self.device = Device(None, None, "not looked at yet")
         self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()
@@ -220,7 +223,7 @@ class Daemon:
 
     async def _lock_memory(self) -> None:
         try:
-            await asyncio.to_thread(memory.lock)
+            await asyncio.to_thread(mlock.lock)
         except OSError as error:
             text = "memory is not locked (%s): while the disk stalls the guard may have to wait for it, too"
             log.warning(text, error.strerror)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hostguard.cli.show import safe
+from hostguard.cli.render import safe
 
 FAILED = 1
 USAGE = 2  # click's own for a usage error

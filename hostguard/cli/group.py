@@ -25,17 +25,19 @@ Exit codes:
 
 
 class LazyGroup(click.Group):
-    """Verbs that are modules hostguard.cli.VERB with the attribute `command`."""
+    """Verbs that are modules hostguard.cli.verbs.VERB with the attribute `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs whose modules exist, in the order of the help."""
-        return [name for verbs in VERBS.values() for name in verbs if find_spec(f"hostguard.cli.{name}")]
+        return [
+            name for verbs in VERBS.values() for name in verbs if find_spec(f"hostguard.cli.verbs.{name}")
+        ]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the verb, or None if there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"hostguard.cli.{cmd_name}").command
+        command: click.Command = import_module(f"hostguard.cli.verbs.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from time import time
 
-from hostguard import client
+from hostguard.cli import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
-from hostguard.cli.news import QUIET, Line, busy_minds, news
-from hostguard.cli.show import as_json as as_json_text
-from hostguard.cli.show import colours, cut, safe, terminal_size
+from hostguard.cli.render import as_json as as_json_text
+from hostguard.cli.render import (
+    colours,
+    cut,
+    safe,
+    terminal_size,
+)
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
+from hostguard.telemetry.headlines import (
+    QUIET,
+    Line,
+    busy_minds,
+    news,
+)
 
 TABLE_MIN = 3  # rows of a table that are shown however low the screen is
 MARKS = ("  ", "! ", "!!")  # by how bad a line is: it is seen without colour, too
@@ -42,8 +52,8 @@ def show(as_json: bool) -> int:
 
 
 def _without_daemon() -> Any:
-    from hostguard.blocking_bus import Bus  # only here: most often there is a daemon
-    from hostguard.local import live_scopes
+    from hostguard.cli.daemonless import live_scopes
+    from hostguard.systemd.dbus_blocking import Bus
 
     with Bus() as bus:
         scopes = live_scopes(bus)

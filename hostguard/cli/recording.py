@@ -9,15 +9,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hostguard import __version__, client, config, device, paths
+from hostguard import __version__
+from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.model import Config
-from hostguard.pressure import TICK, Settings, State, step
-from hostguard.samples import Sample
-from hostguard.trace import Head, sample_of, settings_of
+from hostguard.config import load as config
+from hostguard.core import paths
+from hostguard.core.model import Config
+from hostguard.linux import disk as device
+from hostguard.pressure.rule import (
+    TICK,
+    Settings,
+    State,
+    step,
+)
+from hostguard.pressure.sample import Sample
+from hostguard.pressure.trace import Head, sample_of, settings_of
 
 if TYPE_CHECKING:
-    from hostguard.sampling import Sampler
+    from hostguard.pressure.sampler import Sampler
 
 
 def from_daemon(seconds: float) -> tuple[Head, Iterator[Sample]]:
@@ -47,9 +56,9 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
 
 def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
     """What there is to see without the daemon, for so long. Raises CliError."""
-    from hostguard.blocking_bus import Bus  # most often there is a daemon
-    from hostguard.local import live_scopes
-    from hostguard.sampling import Sampler
+    from hostguard.cli.daemonless import live_scopes
+    from hostguard.pressure.sampler import Sampler
+    from hostguard.systemd.dbus_blocking import Bus
 
     try:
         found = config.load()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from time import time
 
-from hostguard.cli.news import hold_text, waits
-from hostguard.cli.show import clock, duration, ms, size, table
+from hostguard.cli.render import (
+    clock,
+    duration,
+    ms,
+    size,
+    table,
+)
+from hostguard.telemetry.headlines import hold_text, waits
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Through HTTP each caller has a kept-alive connection and waits for its answer before it sends the next message,
 as a mind would. The guard is paused, so each row is also held, which the journal is told. "Queue alone" is
-hostguard.queue without daemon and HTTP. The floors do one thing at a time: one SQLite transaction (WAL,
+hostguard.store.writer without daemon and HTTP. The floors do one thing at a time: one SQLite transaction (WAL,
 synchronous=FULL) that inserts a row, and 4 KiB made durable by themselves: appended with fsync, which makes the
 file system write its own records too, and in place with fdatasync, as SQLite does once its log has its full size.
 All logs have their full size before anything is measured.
@@ -91,9 +91,9 @@ def queue_alone(folder: Path, callers: int) -> float:
 
 
 def measure_queue(folder: str, callers: int) -> float:
-    from hostguard import deliveries
-    from hostguard.model import Target
-    from hostguard.queue import Queue
+    from hostguard.core.model import Target
+    from hostguard.store import deliveries
+    from hostguard.store.writer import Queue
 
     async def measure() -> float:
         queue = Queue(Path(folder, "alone.db"))

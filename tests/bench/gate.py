@@ -17,11 +17,17 @@ import time
 from collections import deque
 from pathlib import Path
 
-from hostguard import deliveries
-from hostguard.backlog import Backlog
-from hostguard.gate import decide
-from hostguard.model import HostView, LiveTurn, MindView, Row, Start
-from hostguard.queue import Queue
+from hostguard.core.model import (
+    HostView,
+    LiveTurn,
+    MindView,
+    Row,
+    Start,
+)
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.rule import decide
+from hostguard.store import deliveries
+from hostguard.store.writer import Queue
 from tests.bench import common
 
 ROWS = 1_000_000

@@ -31,8 +31,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.queue import Queue
-from hostguard.server import LoopbackProtocol, listen_tcp, make_server
+from hostguard.api.server import LoopbackProtocol, listen_tcp, make_server
+from hostguard.store.writer import Queue
 from tests.bench import common
 
 MINDS, ROWS, CAP = 1_000, 100_000, 8

@@ -17,14 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from statuses import hold, mind, status, turn
 
-from hostguard import api_report
-from hostguard.clock import now_ms
-from hostguard.history import History, Seen, Trouble
-from hostguard.model import Config
-from hostguard.policy import Policy
-from hostguard.queue import Queue
-from hostguard.volute import token_hash
-from hostguard.web_endpoint import WebEndpoint
+from hostguard.api import report
+from hostguard.api.volute import token_hash
+from hostguard.api.web_endpoint import WebEndpoint
+from hostguard.core.clock import now_ms
+from hostguard.core.model import Config
+from hostguard.gate.policy import Policy
+from hostguard.store.writer import Queue
+from hostguard.telemetry.timeline import History, Seen, Trouble
 
 TOKEN = "let me in"
 MINUTE, DAY = 60_000, 86_400_000
@@ -128,8 +128,8 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        pages = api_report.pages(self.daemon, api_report.Reporter(self.daemon))
-        self._endpoint = WebEndpoint(pages, api_report.preload)
+        pages = report.pages(self.daemon, report.Reporter(self.daemon))
+        self._endpoint = WebEndpoint(pages, report.preload)
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

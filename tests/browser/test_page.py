@@ -16,10 +16,11 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from served import TOKEN, Served, turn
 
-from hostguard import api_report, control
-from hostguard.clock import now_ms
-from hostguard.page import render
-from hostguard.report import make
+from hostguard.api import report as api_report
+from hostguard.core.clock import now_ms
+from hostguard.gate import control
+from hostguard.telemetry.page import render
+from hostguard.telemetry.summary import make
 
 SIZES = {"phone": PHONE, "desktop": DESKTOP}
 OPEN_MS = 2000

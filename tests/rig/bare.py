@@ -43,7 +43,7 @@ class Host:
         self.started: list[subprocess.Popen[str]] = []
 
     def argv(self, *args: str) -> list[str]:
-        return [sys.executable, "-m", "hostguard.cli", *args]
+        return [sys.executable, "-m", "hostguard", *args]
 
     def __call__(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         if "input" not in options:

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from hostguard import paths
+from hostguard.core import paths
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = "HOSTGUARD_TESTS_INSTALLED" in os.environ  # see suite

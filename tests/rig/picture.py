@@ -44,7 +44,7 @@ def main() -> None:
         "HOSTGUARD_RUNTIME=/run/hostguard-quickstart/run",
         sys.executable,
         "-m",
-        "hostguard.cli",
+        "hostguard",
     ]
     demo = [str(ROOT / "packaging/quickstart"), "--stop", f"{STILL_S:g}"]
     with subprocess.Popen(demo, stdout=subprocess.PIPE, text=True) as process:

@@ -16,10 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hostguard import __version__
-from hostguard.device import Device
-from hostguard.pressure import TICK, Settings, State, step
-from hostguard.sampling import Sampler
-from hostguard.trace import Head, head_line, sample_line
+from hostguard.linux.disk import Device
+from hostguard.pressure.rule import (
+    TICK,
+    Settings,
+    State,
+    step,
+)
+from hostguard.pressure.sampler import Sampler
+from hostguard.pressure.trace import Head, head_line, sample_line
 from tests.rig.card import Card
 
 # Writes and flushes without end: a file of its own, bytes a write, seconds of pause after each.

@@ -20,11 +20,13 @@ from guard import run, systemctl, wait_for
 from minds import free_port
 from until import until
 
-from hostguard import cgroups, paths, turns, units
-from hostguard.adopt import Adopter
-from hostguard.model import Limits, Mind
-from hostguard.spawner import Spawner, anchor
-from hostguard.systemd import Systemd
+from hostguard.core import paths, units
+from hostguard.core.model import Limits, Mind
+from hostguard.linux import cgroup as cgroups
+from hostguard.systemd.client import Systemd
+from hostguard.systemd.fork_client import Spawner, anchor
+from hostguard.turns import exit_record
+from hostguard.turns.adoption import Adopter
 
 UNIT = "family.service"
 FILE = Path("/run/systemd/system", UNIT)
@@ -120,7 +122,7 @@ class Host:
         turn = units.parse_turn_unit(unit)
         assert turn is not None
         stub = await self.spawner.take()
-        turns.begin_record(turn[1])
+        exit_record.begin_record(turn[1])
         properties = units.scope_properties(mind.name, "", Limits(), None, [stub.pid], delegate=True)
         await self.systemd.start_scope(unit, properties)
         anchor(stub, turn[1])

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import guard as rig
 import pytest
+from bus_relay import SETTING, Bus
 from card import Card
 from pressed_host import PressedHost
 from resident_host import ResidentHost
+from scripted_host import ScriptedHost
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,3 +55,17 @@ def pressed(guard: rig.Guard, card: Card) -> Iterator[PressedHost]:
         card.go()
         guard.end_turns()
         host.api.close()
+
+
+@pytest.fixture
+def scripted(guard: rig.Guard) -> Iterator[ScriptedHost]:
+    """A guard, not started yet, with minds that log their turns; see ScriptedHost.start."""
+    with ScriptedHost(guard) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    """The guard's way to the system bus, for a test to cut or to hold up."""
+    with rig.drop_in(SETTING), Bus() as bus:
+        yield bus

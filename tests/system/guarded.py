@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from guard import Guard
 
-from hostguard import paths
+from hostguard.core import paths
 
 LONG_S = 60.0  # no test waits this long but on a machine that is very busy
 

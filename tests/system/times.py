@@ -10,8 +10,8 @@ from typing import Any
 
 from resident_host import ResidentHost
 
-from hostguard import paths
-from hostguard.events import MESSAGE_IDS, Event
+from hostguard.core import paths
+from hostguard.telemetry.events import MESSAGE_IDS, Event
 
 HOUR = 3_600_000
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from trees import build
 
-from hostguard.checks import Check, Host, Level
-from hostguard.device import Device, of_number
-from hostguard.enforce import read_kernel
-from hostguard.model import Config, Limits, Mind
+from hostguard.cli.doctor.checks import Check, Host, Level
+from hostguard.core.model import Config, Limits, Mind
+from hostguard.linux.disk import Device, of_number
+from hostguard.linux.limits import read_kernel
 
 Files = Mapping[str, str | Path]
 

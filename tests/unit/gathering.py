@@ -5,17 +5,23 @@ import json
 import time
 
 from onqueue import on_queue
-from test_manager import Silent
+from played import Silent
 
-from hostguard import deliveries
-from hostguard.batcher import Batcher
-from hostguard.clock import now_ms
-from hostguard.deliveries import New
-from hostguard.events import Events
-from hostguard.live import Phase, Resident, Turn
-from hostguard.manager import Manager
-from hostguard.model import Config, LiveTurn, Mind, State, Target
-from hostguard.policy import Policy
+from hostguard.core.clock import now_ms
+from hostguard.core.model import (
+    Config,
+    LiveTurn,
+    Mind,
+    State,
+    Target,
+)
+from hostguard.delivery.batcher import Batcher
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import Policy
+from hostguard.store import deliveries
+from hostguard.store.deliveries import New
+from hostguard.telemetry.events import Events
+from hostguard.turns.live import Phase, Resident, Turn
 
 SHORT = {"debounce_s": 0.15, "max_wait_s": 0.6, "triggers": ["now"]}
 LONG = {"debounce_s": 60, "max_wait_s": 60, "triggers": ["now"]}

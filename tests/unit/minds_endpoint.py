@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 from minds import free_port
 
-from hostguard import volute
-from hostguard.model import Config, Mind
-from hostguard.notify import Notifier
-from hostguard.policy import Policy
+from hostguard.api import volute
+from hostguard.core.model import Config, Mind
+from hostguard.gate.policy import Policy
+from hostguard.systemd.notify import Notifier
 
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
 

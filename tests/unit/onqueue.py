@@ -2,11 +2,11 @@
 
 import asyncio
 
-from hostguard import deliveries
-from hostguard.accept import Acceptor
-from hostguard.deliveries import New
-from hostguard.model import Kind, Target
-from hostguard.queue import Queue
+from hostguard.core.model import Kind, Target
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.store import deliveries
+from hostguard.store.deliveries import New
+from hostguard.store.writer import Queue
 
 
 def to(*minds, session="main", **more):

@@ -6,8 +6,8 @@ from typing import Any
 
 from statuses import NOW, status
 
-from hostguard.history_db import Ended
-from hostguard.report import make
+from hostguard.telemetry.summary import make
+from hostguard.telemetry.timeline_store import Ended
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 LONG = 2 * HOUR  # in steps of a minute

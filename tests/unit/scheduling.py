@@ -5,14 +5,19 @@ import json
 
 from onqueue import acceptor
 
-from hostguard import deliveries
-from hostguard.events import Events
-from hostguard.journal import Journal
-from hostguard.manager import Manager
-from hostguard.model import Config, Mind, Schedule, State
-from hostguard.policy import Policy
-from hostguard.queue import Queue
-from hostguard.scheduler import Scheduler
+from hostguard.core.model import (
+    Config,
+    Mind,
+    Schedule,
+    State,
+)
+from hostguard.delivery.schedules import Scheduler
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import Policy
+from hostguard.store import deliveries
+from hostguard.store.writer import Queue
+from hostguard.systemd.journal import Journal
+from hostguard.telemetry.events import Events
 
 NOON = 1_781_092_800_000  # 2026-06-10 12:00 UTC
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

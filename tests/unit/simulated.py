@@ -13,8 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hostguard.pressure import Level, Settings, State, step
-from hostguard.samples import Disk, Psi, Sample
+from hostguard.pressure.rule import (
+    Level,
+    Settings,
+    State,
+    step,
+)
+from hostguard.pressure.sample import Disk, Psi, Sample
 
 Window = tuple[float, float]
 

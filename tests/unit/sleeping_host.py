@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from test_manager import OK, Played, Silent
+from played import OK, Played, Silent
 from until import until
 
-from hostguard import deliveries, intake, turns
-from hostguard.accept import Acceptor
-from hostguard.clock import now_ms
-from hostguard.events import Events
-from hostguard.manager import Manager
-from hostguard.model import Config, Mind, State
-from hostguard.policy import Policy
-from hostguard.queue import Queue
-from hostguard.sleeper import Sleeper
+from hostguard.core import outcome
+from hostguard.core.clock import now_ms
+from hostguard.core.model import Config, Mind, State
+from hostguard.delivery import message as intake
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.sleep import Sleeper
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import Policy
+from hostguard.store import deliveries
+from hostguard.store.writer import Queue
+from hostguard.telemetry.events import Events
 
 HOUR = 3_600_000
 MINDS = {
@@ -25,7 +27,7 @@ MINDS = {
     "run": Mind("run"),
 }
 CONFIG = Config(minds=MINDS, channels={"#x": ("bob", "two")})
-DOWN = turns.Ending("down", "connection refused", back=True, pause_ms=2_500)
+DOWN = outcome.Ending("down", "connection refused", back=True, pause_ms=2_500)
 
 
 class Host:

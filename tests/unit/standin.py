@@ -33,7 +33,7 @@ class StandIn:
     def run(self, *args: str, **options: Any) -> subprocess.CompletedProcess[str]:
         options = {"stdin": subprocess.DEVNULL} | options if "input" not in options else options
         return subprocess.run(
-            [sys.executable, "-m", "hostguard.cli", *args],
+            [sys.executable, "-m", "hostguard", *args],
             cwd=ROOT,
             env=self.env,
             capture_output=True,

@@ -2,11 +2,11 @@
 
 import json
 
-from hostguard import deliveries
-from hostguard.deliveries import New
-from hostguard.gated import gate
-from hostguard.model import State, Target
-from hostguard.routing import parse_routes
+from hostguard.core.model import State, Target
+from hostguard.delivery.quarantine_rows import gate
+from hostguard.delivery.routes import parse_routes
+from hostguard.store import deliveries
+from hostguard.store.deliveries import New
 
 NOTHING_MATCHES = parse_routes("{}")
 ALL = parse_routes('{"rules": [{}]}')

@@ -1,0 +1,181 @@
+"""The metrics as Prometheus reads them: counts of events, and what the guard's memory shows at the moment.
+
+Imported at the first scrape: the library costs a megabyte. Every name begins with hostguard_, so that
+node_exporter can show them beside its own (`hostguard metrics --textfile`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, islice
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hostguard.api.views import effective_cap
+from hostguard.core.model import Reason
+from hostguard.gate.dispatcher import Manager
+from hostguard.linux.process import storage
+from hostguard.pressure.rule import Level
+from hostguard.telemetry.counters import Histogram
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+MINDS_MAX = 100  # minds with series of their own
+Labels = tuple[str, ...]  # names, or values, of one series
+Values = Mapping[Labels, float]
+OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is left of minds taken out
+
+
+def exposition(manager: Manager) -> bytes:
+    """All metrics in Prometheus' text format, of the version that CONTENT_TYPE names."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Guard(manager))
+    return generate_latest(registry)
+
+
+class _Guard(Collector):
+    """Reads the guard's memory, and counters of the kernel, which are in memory too."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._counts = manager.events.counts
+        self._configured = manager.policy.config.minds
+        self._shown = frozenset(islice(self._configured, MINDS_MAX))
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        yield from self._turns()
+        yield from self._queue()
+        yield from self._pressure()
+        yield from self._disk()
+        if (own := storage(os.getpid())) is not None:
+            text = "Bytes that hostguardd itself wrote to storage."
+            yield CounterMetricFamily("hostguard_written_bytes", text, own[1])
+
+    def _turns(self) -> Iterator[Metric]:
+        counts, manager = self._counts, self._manager
+        text = "Turns that are live now: their scopes, and starts under way."
+        active = Counter(self._label(turn.live.mind) for turn in manager.runner.live)
+        yield _gauge("hostguard_turns_active", text, ("mind",), self._zeros() | _keyed(active))
+        text = "How many turns may run at once by the configuration; +Inf: any number."
+        yield GaugeMetricFamily("hostguard_turns_cap", text, _or_inf(manager.policy.global_cap()))
+        text = "How many turns may run at once now: the cap, or fewer under pressure; +Inf: any number."
+        yield GaugeMetricFamily("hostguard_turns_effective_cap", text, _or_inf(effective_cap(manager)))
+        text = "Turns that began."
+        yield self._by_mind("hostguard_turns_started", text, counts.started)
+        text = "Turns that ended, by the outcome that hostguard-api(7) lists: exited, stopped, done, ..."
+        ended: Counter[Labels] = Counter()
+        for (mind, outcome), count in counts.ended.items():
+            if mind in self._configured:
+                ended[self._label(mind), outcome] += count
+        yield _counter("hostguard_turns_ended", text, ("mind", "result"), ended)
+        text = "Turns that could not be started, or whose message the mind refused; each is tried again."
+        yield self._by_mind("hostguard_turn_start_failures", text, counts.not_started)
+        text = "From the moment the gate let a turn begin until it was at work."
+        yield _histogram("hostguard_turn_handoff_seconds", text, (), {(): counts.handoff_s})
+        text = "Bytes that turns wrote to storage; counted when a turn ends, where the kernel tells."
+        yield self._by_mind("hostguard_turns_written_bytes", text, manager.ledger.written)
+
+    def _queue(self) -> Iterator[Metric]:
+        counts, backlog = self._counts, self._manager.backlog
+        text = "Deliveries that wait: held (due), later (not due yet), batching, gated (no route matches)."
+        waiting: Counter[Labels] = Counter()
+        for mind in dict.fromkeys((*self._configured, *backlog.mind_names())):
+            label, held = self._label(mind), backlog.count(mind)
+            batching, gated = self._manager.kept(mind)
+            waiting[label, "held"] += held
+            waiting[label, "later"] += backlog.total(mind) - held
+            waiting[label, "batching"] += batching
+            waiting[label, "gated"] += gated
+        yield _gauge("hostguard_queue_deliveries", text, ("mind", "state"), waiting)
+        text = "Holds that began, by the reason at that moment."
+        zeros: dict[Labels, float] = {(str(reason),): 0.0 for reason in Reason}
+        yield _counter("hostguard_holds", text, ("reason",), zeros | _keyed(counts.holds))
+        text = "How long deliveries were held before they went into a turn, by the reason that began it."
+        held_s: dict[Labels, Histogram] = {
+            (reason,): histogram for reason, histogram in counts.held_s.items()
+        }
+        yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
+        text = "Deliveries given up after ten failed attempts: hostguard dead list."
+        yield self._by_mind("hostguard_dead_letters", text, counts.dead)
+
+    def _pressure(self) -> Iterator[Metric]:
+        level, levels = self._manager.watcher.state.level, self._counts.levels
+        text = "1 for the level of pressure that the disk is at, 0 for the others."
+        now: Values = {(str(name),): float(name is level) for name in Level}
+        yield _gauge("hostguard_pressure_level", text, ("level",), now)
+        text = "Changes of the pressure to this level."
+        yield _counter("hostguard_pressure_changes", text, ("level",), {(str(n),): levels[n] for n in Level})
+
+    def _disk(self) -> Iterator[Metric]:
+        name = self._manager.watcher.device.name
+        disk, _, _ = self._manager.watcher.sampler.read()
+        if name is None or disk is None:
+            return
+        labels = ("device", "op")
+        done: Values = {
+            (name, "read"): disk.reads,
+            (name, "write"): disk.writes,
+            (name, "flush"): disk.flushes,
+        }
+        text = "Requests that the guarded disk completed."
+        yield _counter("hostguard_device_requests", text, labels, done)
+        took: Values = {
+            (name, "read"): disk.read_ms / 1000,
+            (name, "write"): disk.write_ms / 1000,
+            (name, "flush"): disk.flush_ms / 1000,
+        }
+        text = "What these requests took, added up: over their number, it is the disk's latency."
+        yield _counter("hostguard_device_request_seconds", text, labels, took)
+        text = "Requests that the guarded disk has not completed."
+        yield _gauge("hostguard_device_requests_in_flight", text, ("device",), {(name,): disk.in_flight})
+
+    def _label(self, mind: str) -> str:
+        return mind if mind in self._shown else OTHER
+
+    def _zeros(self) -> dict[Labels, float]:
+        """The minds with series of their own: only a counter that is there at 0 shows its first rise."""
+        return {(mind,): 0.0 for mind in self._configured if mind in self._shown}
+
+    def _by_mind(self, name: str, text: str, counts: Mapping[str, float]) -> Metric:
+        """A counter. What a mind counted that was taken out of the configuration is left out."""
+        values = self._zeros()
+        for mind, count in counts.items():
+            if mind in self._configured:
+                label = (self._label(mind),)
+                values[label] = values.get(label, 0.0) + count
+        return _counter(name, text, ("mind",), values)
+
+
+def _counter(name: str, text: str, labels: Labels, values: Values) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _gauge(name: str, text: str, labels: Labels, values: Values) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _histogram(name: str, text: str, labels: Labels, values: Mapping[Labels, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for of, histogram in values.items():
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        family.add_metric(of, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
+
+
+def _keyed(counts: Mapping[str, float]) -> dict[Labels, float]:
+    return {(name,): count for name, count in counts.items()}
+
+
+def _or_inf(cap: int | None) -> float:
+    return math.inf if cap is None else cap

@@ -1,0 +1,134 @@
+"""The part of the API that is about schedules, /v1/schedules, as hostguard-api(7) describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hostguard.api import views
+from hostguard.api.web import body_max, json_object, peer
+from hostguard.config.build import schedule_fault
+from hostguard.config.schema import SCHEDULE, TIME_MAX
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import (
+    bad_request,
+    conflict,
+    not_allowed,
+    unknown,
+)
+from hostguard.core.model import Config, Schedule
+from hostguard.core.names import schedule_name_fault
+from hostguard.delivery import message
+from hostguard.gate import control
+
+if TYPE_CHECKING:
+    from hostguard.daemon import Daemon
+
+KEPT_MAX = 1000  # schedules added at run time
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """The routes, for api.make_app."""
+    api = _Schedules(daemon)
+    return [
+        Route("/v1/schedules", api.list),
+        Route("/v1/schedules", api.add, methods=["POST"]),
+        Route("/v1/schedules/{name}", api.remove, methods=["DELETE"]),
+        Route("/v1/schedules/{name}/run", api.run, methods=["POST"]),
+    ]
+
+
+def parse(body: Mapping[str, Any], config: Config) -> Schedule:
+    """A schedule of a request's body. Blocks: looks for its time zone. Raises Problem."""
+    message.known_fields(body, {"name", *SCHEDULE})
+    name = body.get("name")
+    if not isinstance(name, str) or (fault := schedule_name_fault(name)):
+        raise bad_request(f"name: {fault}" if isinstance(name, str) else "name is missing")
+    table: dict[str, Any] = {}
+    for field, key in SCHEDULE.items():
+        value = body.get(field)
+        if value is None or value == "":
+            continue
+        try:
+            table[field] = _moment(value) if field == "at" and isinstance(value, int) else key.parse(value)
+        except (ValueError, OverflowError) as error:
+            raise bad_request(
+                f"{field}{f': {error}' if str(error) else ''}; allowed: {key.allowed}"
+            ) from None
+    if fault := schedule_fault(table, config.minds):
+        raise bad_request(f"schedule {name}: {fault}")
+    return Schedule(name, **table)
+
+
+def _moment(value: int) -> int:
+    if isinstance(value, bool) or not 0 <= value <= TIME_MAX:
+        raise ValueError("as a number it is ms since the epoch")
+    return value
+
+
+class _Schedules:
+    """The handlers."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._manager = daemon.manager
+        self._scheduler = daemon.scheduler
+
+    async def list(self, request: Request) -> Response:
+        """GET /v1/schedules."""
+        found = sorted(self._scheduler.all().items())
+        return JSONResponse({"schedules": [self._shown(one, kept) for _, (one, kept) in found]})
+
+    async def add(self, request: Request) -> Response:
+        """POST /v1/schedules. The same one again changes nothing."""
+        config = self._manager.policy.config
+        body = await json_object(request, body_max(config.payload_max))
+        schedule = await control.look(parse, body, config)
+        known = self._scheduler.all()
+        if known.get(schedule.name) == (schedule, True):
+            return JSONResponse(self._shown(schedule, True))
+        if schedule.name in known:
+            mend = "remove it first" if known[schedule.name][1] else "it is in the configuration"
+            raise conflict(f"there is a schedule {schedule.name} already: {mend}")
+        if sum(kept for _, kept in known.values()) >= KEPT_MAX:
+            raise conflict(f"there are {KEPT_MAX} schedules; remove one first")
+        if schedule.at is not None and schedule.at <= now_ms():
+            raise bad_request("at is in the past")
+        uid, mind = peer(request)[1], config.minds[schedule.mind]
+        if schedule.script is not None and uid not in (0, mind.uid):
+            raise not_allowed(f"a script runs as {mind.user}: only root and {mind.user} may schedule one")
+        await self._scheduler.add(schedule)
+        return JSONResponse(self._shown(schedule, True), 201)
+
+    async def remove(self, request: Request) -> Response:
+        """DELETE /v1/schedules/NAME."""
+        schedule, kept = self._known(request)
+        if not kept:
+            raise conflict(f"{schedule.name} is in the configuration: take it out there, and reload")
+        await self._scheduler.remove(schedule.name)
+        return JSONResponse({})
+
+    async def run(self, request: Request) -> Response:
+        """POST /v1/schedules/NAME/run."""
+        schedule, _ = self._known(request)
+        if schedule.mind not in self._manager.policy.config.minds:
+            raise conflict(f"its mind {schedule.mind} is not configured any more")
+        accepted = await self._scheduler.run_now(schedule)
+        return JSONResponse(
+            {"deliveries": [views.delivery(self._manager, row) for row in accepted.rows]}, 201
+        )
+
+    def _known(self, request: Request) -> tuple[Schedule, bool]:
+        name, known = request.path_params["name"], self._scheduler.all()
+        if name not in known:
+            raise unknown("schedule", name, f"schedules: {', '.join(sorted(known)) or 'there is none'}")
+        return known[name]
+
+    def _shown(self, schedule: Schedule, kept: bool) -> dict[str, Any]:
+        next_at, last_at = self._scheduler.times(schedule.name)
+        source = "kept" if kept else "config"
+        return {**asdict(schedule), "source": source, "next_at": next_at, "last_at": last_at}

@@ -1,0 +1,198 @@
+"""The minds' endpoint on loopback TCP: what minds tell, and messages for minds, as volute.md has them.
+
+Each request bears the token of a mind, and counts as a sign of life of it. Who may do what:
+  events    a mind tells only about itself
+  message   a mind may send to any mind; to another one under its own name only. Into its own intake, where
+            a bridge posts with the mind's token, the sender may be anybody who is no other mind.
+So a message that bears a mind's name is from that mind, or from a caller of the unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hostguard.api.listener import Listener
+from hostguard.api.web import EXCEPTION_HANDLERS, body_max, json_object
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import (
+    Problem,
+    bad_request,
+    not_allowed,
+    unavailable,
+    unknown,
+)
+from hostguard.core.model import Config
+from hostguard.delivery import message as intake
+
+if TYPE_CHECKING:
+    from hostguard.delivery.acceptor import Acceptor
+    from hostguard.gate.dispatcher import Manager
+    from hostguard.systemd.notify import Notifier
+
+log = logging.getLogger(__name__)
+
+EVENT_MAX = 1 << 20  # bytes; events are not stored, so only their type and session matter
+BODY_S = 5.0  # for a body on loopback
+FD_NAME = "minds"  # of the socket, while the service manager keeps it
+TOLD_S = 60.0  # a stranger must not fill the journal
+# Fields of a message: volute.md. What a newer daemon sends beside them is left out.
+FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
+
+
+def token_key(mind: str) -> str:
+    """The setting with the hash of a mind's token."""
+    return f"token.mind.{mind}"
+
+
+def token_hash(token: str) -> str:
+    """SHA-256 in hex: enough for a token, which is random and long."""
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+class Endpoint(Listener):
+    """The endpoint on loopback TCP, while `events.listen` is configured.
+
+    Its socket is kept over a restart: a mind tries its `done` for 1.5 s only, and one that is not heard costs
+    its slot until the turn is idle.
+    """
+
+    def __init__(self, manager: Manager, acceptor: Acceptor, notifier: Notifier) -> None:
+        minds = _Minds(manager, acceptor)
+        app = Starlette(
+            routes=[
+                Route("/api/minds/{name}/events", minds.events, methods=["POST"]),
+                Route("/api/minds/{name}/message", minds.message, methods=["POST"]),
+            ],
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+        what, loss = "the minds' endpoint", "what minds tell is lost"
+        super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
+
+
+class _Minds:
+    """The handlers."""
+
+    def __init__(self, manager: Manager, acceptor: Acceptor) -> None:
+        self._manager = manager
+        self._acceptor = acceptor
+        self._told = -TOLD_S  # when the last refusal was logged
+
+    async def events(self, request: Request) -> JSONResponse:
+        """POST /api/minds/NAME/events."""
+        mind, name = self._authenticate(request)
+        if mind != name:
+            raise self._refused(
+                name, not_allowed(f"this is the token of {mind}: a mind tells only about itself")
+            )
+        residents, session = self._manager.residents, _header_session(request)
+        try:
+            event = await _body(request, EVENT_MAX)
+            type_ = event.get("type")
+            if not isinstance(type_, str) or not type_:
+                raise bad_request("type is missing: the kind of event, such as done")
+            # The header is the sending process's guess, the body the session that the event is about.
+            session = _text(event, "session") or session
+            message_id = _text(event, "messageId")
+        except BaseException:
+            residents.heard(mind, session)
+            raise
+        if type_ == "done" and event.get("endsTurn") is not False:
+            turn = request.headers.get("x-hostguard-turn") or None
+            ended = residents.done(mind, session, message_id, turn)
+            # If the guard is killed before, there is no answer, and the mind tries again.
+            await residents.dones.stored(ended)
+            answered = not await request.is_disconnected()
+            for done in ended:
+                done.answered = answered
+        else:
+            residents.heard(mind, session)
+        return JSONResponse({"ok": True})
+
+    async def message(self, request: Request) -> JSONResponse:
+        """POST /api/minds/NAME/message."""
+        mind, name = self._authenticate(request)
+        self._manager.residents.heard(mind, _header_session(request))
+        config = self._manager.policy.config
+        body = await _body(request, body_max(config.payload_max))
+        given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
+        given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
+        key = request.headers.get("idempotency-key")
+        if key:
+            # In a namespace of its own: a mind must not use up the key of somebody else's message.
+            given["key"] = f"{mind}:{key}"
+        accepted = await self._acceptor.send(intake.message(given, config, now_ms()))
+        return JSONResponse({"ok": True, "deliveries": [row.id for row in accepted.rows]})
+
+    def _authenticate(self, request: Request) -> tuple[str, str]:
+        """(the mind whose token it is, the mind that the path names). Raises Problem."""
+        name = str(request.path_params["name"])
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise self._refused(name, _unauthorized("a mind's token is missing: Authorization: Bearer TOKEN"))
+        given = token_hash(token.strip())
+        minds = self._manager.policy.config.minds
+        known = [mind for mind in minds if hmac.compare_digest(given, self._hash(mind))]
+        if not known:
+            detail = "no mind has this token: hostguard mind token NAME makes a new one"
+            raise self._refused(name, _unauthorized(detail))
+        if name not in minds:
+            raise unknown("mind", name, "see [minds] in the configuration")
+        return name if name in known else known[0], name
+
+    def _refused(self, name: str, error: Problem) -> Problem:
+        """The problem; a mind with a wrong token is not heard, so the journal has it too."""
+        if time.monotonic() - self._told >= TOLD_S:
+            self._told = time.monotonic()
+            log.warning("the minds' endpoint refused a request for %.64r: %s", name, error.detail)
+        return error
+
+    def _hash(self, mind: str) -> str:
+        policy = self._manager.policy
+        return policy.config.minds[mind].token or policy.setting(token_key(mind)) or ""
+
+
+def _unauthorized(detail: str) -> Problem:
+    return Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
+
+
+def _sender(mind: str, to: str, claimed: Any, config: Config) -> Any:
+    """Who the message is from. Raises Problem for a claim that the token does not cover."""
+    if mind != to:
+        if claimed not in (None, "", mind):
+            raise not_allowed(f"this is the token of {mind}: it sends to others under that name only")
+        return mind
+    if isinstance(claimed, str) and claimed in config.minds and claimed != mind:
+        raise not_allowed(f"this is the token of {mind}: it cannot send under the name of another mind")
+    return claimed
+
+
+async def _body(request: Request, most: int) -> Mapping[str, Any]:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await json_object(request, most)
+    except TimeoutError:
+        # Not 408: a mind does not try its `done` again after a 4xx.
+        raise unavailable(f"the body did not come within {BODY_S:.0f} s") from None
+
+
+def _header_session(request: Request) -> str | None:
+    return request.headers.get("x-volute-session") or None
+
+
+def _text(event: Mapping[str, Any], name: str) -> str | None:
+    value = event.get(name)
+    if value is None or isinstance(value, str):
+        return value or None
+    raise bad_request(f"{name} must be a text")

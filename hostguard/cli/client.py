@@ -1,0 +1,222 @@
+"""The daemon's HTTP API over its unix socket, for the command line.
+
+Every failure is a CliError with the exit code that fits. What little the daemon speaks of HTTP/1.1 (RFC 9112)
+is read here: to import http.client, and what it brings, takes longer than all else that a verb does.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from hostguard.cli.errors import (
+    FAILED,
+    UNKNOWN,
+    USAGE,
+    CliError,
+    ConnectionLost,
+    NotRunning,
+)
+from hostguard.core import paths
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from io import BufferedReader
+    from typing import Any
+
+CONNECT_S = 5.0
+# Longer than a card's worst stall that was seen (facts.md: one sync of > 2 min): the daemon answers 503
+# by itself long before.
+READ_S = 180.0
+CHUNK = 1 << 16  # bytes
+
+
+class _Answer:
+    """The head of an answer, and the body, still to be read. Raises OSError; ValueError: this is no HTTP."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        version, _, rest = self._line().partition(" ")
+        if not version.startswith("HTTP/1."):
+            raise ValueError("no HTTP")
+        self.status = int(rest[:3])
+        self.headers: dict[str, str] = {}
+        while line := self._line():
+            name, _, value = line.partition(":")
+            self.headers[name.lower()] = value.strip()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body as it comes. Raises CliError."""
+        with _told():
+            if self.headers.get("transfer-encoding") == "chunked":
+                while size := int(self._line().partition(";")[0], 16):
+                    yield self._exactly(size)
+                    self._line()
+            elif "content-length" in self.headers:
+                yield self._exactly(int(self.headers["content-length"]))
+            else:
+                while chunk := self._file.read1(CHUNK):
+                    yield chunk
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._file.read(size)
+        if len(found) < size:
+            raise ValueError("it is cut")
+        return found
+
+    def _line(self) -> str:
+        line = self._file.readline(CHUNK)
+        if not line.endswith(b"\n"):
+            raise ValueError("it is cut")
+        return line.rstrip(b"\r\n").decode("latin-1")
+
+
+def call(
+    method: str,
+    path: str,
+    *,
+    body: Any = None,
+    params: Mapping[str, Any] | None = None,
+    read_s: float = READ_S,
+) -> Any:
+    """The JSON answer to one request; `params` that are None are left out. Raises CliError."""
+    with _asked(method, path, body, params, {}, read_s) as answer:
+        raw = b"".join(answer.chunks())
+    try:
+        return json.loads(raw)
+    except ValueError:
+        raise CliError(f"what answers on {paths.SOCKET} is not hostguard") from None
+
+
+@contextmanager
+def stream(
+    method: str,
+    path: str,
+    *,
+    body: Any = None,
+    params: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    read_s: float | None = None,
+) -> Iterator[Iterator[str]]:
+    """The lines of an answer as they come; `read_s` bounds the silence between them. Raises CliError."""
+    with _asked(method, path, body, params, headers or {}, read_s) as answer:
+        yield lines(answer.chunks())
+
+
+@contextmanager
+def _asked(
+    method: str,
+    path: str,
+    body: Any,
+    params: Mapping[str, Any] | None,
+    headers: Mapping[str, str],
+    read_s: float | None,
+) -> Iterator[_Answer]:
+    """The answer to a request, if it is no refusal; `read_s` bounds each wait for it. Raises CliError."""
+    raw = b"" if body is None else json.dumps(body).encode()
+    fields = {"Host": "hostguard", "Connection": "close", **headers}
+    if body is not None:
+        fields |= {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+    head = [f"{method} {path}{_query(params)} HTTP/1.1", *map(": ".join, fields.items()), "", ""]
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(CONNECT_S)
+            connection.connect(str(paths.SOCKET))
+        except OSError as error:
+            raise _unreachable(error) from None
+        connection.settimeout(read_s)
+        with connection.makefile("rb") as file:
+            with _told():
+                # Refused before all of it was sent: the answer tells why.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall("\r\n".join(head).encode("latin-1") + raw)
+                answer = _Answer(file)
+            if not 200 <= answer.status < 300:
+                raise _refusal(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
+            yield answer
+
+
+def _query(params: Mapping[str, Any] | None) -> str:
+    wanted = {key: value for key, value in (params or {}).items() if value is not None}
+    if not wanted:
+        return ""
+    from urllib.parse import urlencode
+
+    # What is no UTF-8 on the command line is no name that the daemon knows: it says so.
+    return "?" + urlencode(wanted, errors="surrogateescape")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A failure of the connection as a CliError."""
+    try:
+        yield
+    except TimeoutError:
+        raise ConnectionLost(
+            f"hostguard does not answer on {paths.SOCKET}: systemctl status hostguard tells why"
+        ) from None
+    except (OSError, ValueError):
+        raise ConnectionLost() from None
+
+
+def quote(text: str) -> str:
+    """`text` as one segment of a path."""
+    from urllib.parse import quote
+
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Whole lines, without their ends, from a stream of bytes; a last line without an end is dropped."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.rstrip(b"\r").decode(errors="replace")
+
+
+def server_sent(stream_lines: Iterable[str]) -> Iterator[Any]:
+    """The data, which is JSON, of each server-sent event."""
+    data: list[str] = []
+    for line in stream_lines:
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value.removeprefix(" "))
+        elif not line and data:
+            yield json.loads("\n".join(data))
+            data = []
+
+
+def problem(status: int, answer: Any, retry_after: str | None) -> CliError:
+    """The error for a refusal; `answer` is its problem document (RFC 9457), or None if it had none."""
+    document = answer if isinstance(answer, dict) else {}
+    code = document.get("code")
+    message = (
+        document.get("detail") or document.get("title") or f"hostguard answered with HTTP status {status}"
+    )
+    if retry_after is not None:
+        message += f"; try again in {retry_after} s"
+    if isinstance(code, str) and code.startswith("unknown_"):
+        return CliError(message, UNKNOWN)
+    return CliError(message, USAGE if status == 400 else FAILED)
+
+
+def _refusal(status: int, raw: bytes, retry_after: str | None) -> CliError:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = None
+    return problem(status, answer, retry_after)
+
+
+def _unreachable(error: OSError) -> CliError:
+    if isinstance(error, PermissionError):
+        return CliError(
+            f"you may not use {paths.SOCKET}: use sudo, or join the group hostguard "
+            "(usermod -aG hostguard USER) and log in again"
+        )
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return NotRunning()
+    return CliError(f"cannot connect to {paths.SOCKET}: {error.strerror or error}")

@@ -1,0 +1,246 @@
+"""hostguard without its daemon: the live scopes straight from systemd, and a gate under a lock file.
+
+Calls that block are right here: nothing else has to go on meanwhile.
+
+What the daemon keeps in its database does not count here: pauses, changed limits, and the rows that wait.
+The first waiting `hostguard run` that sees a free slot takes it, so there is no order among them; and as
+the session of a live scope is not known, a mind runs one turn at a time, whatever its cap.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep, time
+from typing import Any
+
+from hostguard.cli import client
+from hostguard.cli.errors import (
+    HELD,
+    UNKNOWN,
+    CliError,
+    NotRunning,
+)
+from hostguard.core import paths
+from hostguard.core.model import (
+    Config,
+    Fold,
+    Hold,
+    HostView,
+    LiveTurn,
+    Mind,
+    MindView,
+    Row,
+    Start,
+)
+from hostguard.core.units import (
+    SLICE,
+    parse_turn_unit,
+    scope_properties,
+    slice_mind,
+    turn_unit,
+)
+from hostguard.gate.rule import decide
+from hostguard.systemd.dbus_blocking import Bus
+from hostguard.telemetry.headlines import hold_text
+
+SWEEP_S = 2.0  # looks again this often, should a signal be missed
+LOCK_S = 5.0  # others hold the lock for milliseconds, a daemon that starts for a second or so
+START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveScope:
+    """A unit in one of our slices that has processes or is about to. `turn` is None if it is not ours."""
+
+    unit: str
+    mind: str
+    turn: str | None
+    description: str
+    started_at: int  # ms since the epoch
+    pids: int
+
+
+def live_scopes(bus: Bus) -> list[LiveScope]:
+    """What holds a slot now, oldest first: scopes and services with processes in our slices, and starts."""
+    pids: dict[str, int] = {}
+    minds: dict[str, str] = {}
+    for cgroup, _pid, _command in _processes(bus):
+        place = _place(cgroup.decode(errors="surrogateescape"))
+        if place is not None:
+            mind, unit = place
+            minds[unit] = mind
+            pids[unit] = pids.get(unit, 0) + 1
+    for unit_, *_, job_type, _job in bus.call("ListUnitsByPatterns", "asas", [], ["hostguard-turn-*.scope"]):
+        # Its processes are on their way; the list above may not have them yet.
+        if job_type == b"start" and (turn := parse_turn_unit(unit_.decode())):
+            minds.setdefault(unit_.decode(), turn[0])
+    found = []
+    for name, description, _load, _active, _sub, _following, path, *_job in _listed(bus, list(minds)):
+        unit = name.decode()
+        turn = parse_turn_unit(unit)
+        found.append(
+            LiveScope(
+                unit,
+                minds[unit],
+                turn[1] if turn else None,
+                description.decode(errors="replace"),
+                bus.active_since(path),
+                pids.get(unit, 0),
+            )
+        )
+    return sorted(found, key=lambda scope: scope.started_at)
+
+
+def _processes(bus: Bus) -> list[tuple[bytes, int, bytes]]:
+    for name, *_ in bus.call("ListUnitsByPatterns", "asas", ["active"], [SLICE]):
+        processes: list[tuple[bytes, int, bytes]] = bus.call("GetUnitProcesses", "s", name)
+        return processes
+    return []
+
+
+def _listed(bus: Bus, names: list[str]) -> list[Any]:
+    listed: list[Any] = bus.call("ListUnitsByNames", "as", names) if names else []
+    return listed
+
+
+def _place(cgroup: str) -> tuple[str, str] | None:
+    """(mind, unit) of a control group below one of our slices; None elsewhere and for minds themselves."""
+    mind = None
+    for part in cgroup.split("/"):
+        if part.endswith(".slice"):
+            inner = slice_mind(part)
+            mind = inner if inner is not None else mind
+        elif mind is not None and part.endswith((".scope", ".service")):
+            return None if part.startswith("hostguard-mind@") else (mind, part)
+    return None
+
+
+def own_turn() -> str | None:
+    """The scope of the turn that this process is in, or None."""
+    parts = Path("/proc/self/cgroup").read_text(errors="surrogateescape").replace("\n", "/").split("/")
+    return next((part for part in parts if parse_turn_unit(part)), None)
+
+
+def enter_scope(
+    mind: str,
+    session: str,
+    description: str,
+    deadline: float | None,
+    on_held: Callable[[str, str], None],
+) -> str | None:
+    """Wait for a slot, and move this process into a scope of `mind`: its unit, or None if the daemon is up.
+
+    `deadline` is in monotonic seconds; `on_held` gets reason and blocker of each hold. Needs root.
+    Raises CliError, with HELD when the deadline passed.
+    """
+    if os.geteuid() != 0 and not paths.USER:
+        raise NotRunning(
+            "hostguard is not running: systemctl start hostguard (without it, only root can run turns)"
+        )
+    config, known, device = _configured(mind)
+    with Bus() as bus:
+        bus.watch()
+        while True:
+            with _gate_lock() as locked:
+                if not locked:
+                    return None
+                verdict = _decide(config, known, session, live_scopes(bus))
+                if isinstance(verdict, Start):
+                    return _start(bus, known, description, device)
+            left = SWEEP_S if deadline is None else deadline - monotonic()
+            if left <= 0:
+                hold = {"reason": verdict.reason, "blocker": verdict.blocker}
+                raise CliError(f"held for too long: {hold_text(hold, mind)}", HELD)
+            on_held(verdict.reason, verdict.blocker)
+            bus.wait(min(SWEEP_S, left))
+
+
+def _configured(name: str) -> tuple[Config, Mind, str | None]:
+    """The configuration, the mind in it, and the device node for its limits."""
+    from hostguard.config.load import ConfigError, load
+    from hostguard.linux.disk import choose
+
+    try:
+        config = load()
+    except ConfigError as error:
+        raise CliError(str(error)) from None
+    mind = config.minds.get(name)
+    if mind is None:
+        raise CliError(f"there is no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
+    return config, mind, choose(config.device_path, paths.STATE).node
+
+
+def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope]) -> Start | Hold:
+    cap = config.mind_concurrent_turns if mind.concurrent_turns is None else mind.concurrent_turns
+    live = tuple(LiveTurn(scope.unit, scope.mind) for scope in scopes)
+    host = HostView(len(live), live[0].unit if live else None, config.global_concurrent_turns)
+    own = tuple(turn for turn in live if turn.mind == mind.name)
+    verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), _now())
+    assert not isinstance(verdict, Fold)  # no live turn was said to take input
+    return verdict
+
+
+def _start(bus: Bus, mind: Mind, description: str, device: str | None) -> str:
+    unit = turn_unit(mind.name, f"x{secrets.token_hex(4)}")
+    bus.start(
+        unit, scope_properties(mind.name, f"{mind.name}: {description}", mind.limits, device, [os.getpid()])
+    )
+    end = monotonic() + START_S
+    while own_turn() != unit:
+        if bus.results.get(unit, "done") != "done":
+            raise CliError(f"systemd did not start {unit}: its job ended as {bus.results[unit]!r}")
+        if monotonic() > end:
+            raise CliError(f"systemd did not start {unit} within {START_S:.0f} s")
+        bus.wait(0.1)
+    return unit
+
+
+@contextmanager
+def _gate_lock() -> Iterator[bool]:
+    """Hold the lock of whoever admits turns: True, or False if a running daemon has it."""
+    paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
+    end = monotonic() + LOCK_S
+    while True:
+        fd = os.open(paths.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if _locked(fd):
+                yield True
+                return
+        finally:
+            os.close(fd)
+        if _daemon_answers():
+            yield False
+            return
+        if monotonic() > end:
+            raise CliError(
+                f"{paths.LOCK} is held, but no daemon answers on {paths.SOCKET}: "
+                "systemctl status hostguard tells why"
+            )
+        sleep(0.02)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # systemd removes the runtime folder when the daemon stops: a lock on a file that is gone is none.
+        return os.path.samestat(os.fstat(fd), paths.LOCK.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _daemon_answers() -> bool:
+    try:
+        client.call("GET", "/v1/status", read_s=1.0)
+    except CliError:
+        return False
+    return True
+
+
+def _now() -> int:
+    return round(time() * 1000)

@@ -1,0 +1,121 @@
+"""Who takes part in the demo, and what their turns run. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hostguard.config.toml import quoted, toml_value
+
+PREFIX = "demo-"
+HEARTBEATS = ("mimsy", "whorl", "pip")  # the three of the incident
+MINDS = (
+    *HEARTBEATS,
+    "bandersnatch",
+    "borogove",
+    "burble",
+    "gimble",
+    "jubjub",
+    "rath",
+    "slithy",
+    "tove",
+    "wabe",
+)
+CHANNEL = "#demo"
+CAP = 2
+BLOCK = 512 << 10  # bytes written between two flushes, as in facts.md's table
+SIZE = 6 << 20  # bytes per turn: 15 turns keep a card of 4 MB/s busy for 24 s
+SIZE_MAX = 1 << 30
+STOP_AFTER_S = 1.0  # turns are at work then, however small
+STOP_S = 10.0
+STOP_MAX_S = 600.0
+MAX_TURN = "10min"  # ends turns that a killed demo left behind
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """One turn that is asked for."""
+
+    mind: str
+    cause: str  # heartbeat, message
+
+
+WAKES = tuple([Wake(mind, "heartbeat") for mind in HEARTBEATS] + [Wake(mind, "message") for mind in MINDS])
+
+
+def configured(mind: str) -> str:
+    """The name under which the guard knows the mind."""
+    return PREFIX + mind
+
+
+def shown(mind: str) -> str:
+    """The inverse of `configured`."""
+    return mind.removeprefix(PREFIX)
+
+
+def command(file: Path, size: int) -> list[str]:
+    """Writes `size` bytes, rounded up to whole blocks, each block on the device before the next."""
+    blocks = f"count={-(-size // BLOCK)}"
+    return ["/bin/dd", "if=/dev/zero", f"of={file}", f"bs={BLOCK}", blocks, "oflag=dsync", "status=none"]
+
+
+def space(size: int) -> int:
+    """Bytes that must be free for one phase, with some room for the file system's own."""
+    return len(WAKES) * (size + BLOCK) * 5 // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a later demo must undo if this one is killed.
+
+    `limit` is the value that gives the host its global cap back, as the API takes it; None if the cap was not
+    changed. `runtime` tells whether that is only until the next boot.
+    """
+
+    folder: str
+    limit: int | str | None = None
+    runtime: bool = False
+
+
+_NOTE = "# undo: "
+
+
+def drop_in(note: Note, size: int) -> str:
+    """The configuration of the demo's minds, with the note in a comment."""
+    return "\n".join(_drop_in(note, size)) + "\n"
+
+
+def _drop_in(note: Note, size: int) -> Iterator[str]:
+    yield "# Written by `hostguard demo`, which removes it. If none runs, the next one cleans up."
+    yield _NOTE + json.dumps(asdict(note))
+    for mind in MINDS:
+        argv = command(Path(note.folder, mind), size)
+        yield f"[minds.{quoted(configured(mind))}]"
+        yield f"command = {toml_value(argv)}"
+        yield 'user = "root"'
+        yield 'directory = "/"'
+        yield "concurrent_turns = 1"
+        yield f"turn.max_turn = {quoted(MAX_TURN)}"
+    yield f"[channels.{quoted(CHANNEL)}]"
+    yield f"minds = {toml_value([configured(mind) for mind in MINDS])}"
+
+
+def read_note(text: str) -> Note | None:
+    """The note in a drop-in; None if there is none that makes sense."""
+    for line in text.splitlines():
+        if line.startswith(_NOTE):
+            try:
+                return Note(**json.loads(line.removeprefix(_NOTE)))
+            except (ValueError, TypeError):
+                return None
+    return None
+
+
+def restoring(limit: Mapping[str, Any]) -> tuple[int | str, bool]:
+    """(value, runtime) that set a global cap again as GET /v1/limits showed it."""
+    if limit["source"] not in ("kept", "runtime"):
+        return "default", False
+    return "unlimited" if limit["value"] is None else limit["value"], limit["source"] == "runtime"

@@ -1,0 +1,106 @@
+"""What this host can and cannot enforce: gathers what the checks look at, and runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hostguard.cli import client
+from hostguard.cli.doctor.checks import (
+    Check,
+    Host,
+    Level,
+    disk,
+    guard,
+    kernel,
+)
+from hostguard.cli.errors import CliError, NotRunning
+from hostguard.config import load as configuration
+from hostguard.core import paths
+from hostguard.core.model import Config
+from hostguard.linux.disk import choose
+from hostguard.linux.limits import read_kernel
+
+ROOT = Path("/")
+STATUS_S = 2.0  # the daemon answers from memory
+CHECKS = (
+    guard.config,
+    guard.minds,
+    kernel.systemd,
+    guard.daemon,
+    guard.place,
+    kernel.cgroup,
+    disk.device,
+    guard.limits,
+    kernel.io_controller,
+    kernel.memory_controller,
+    disk.scheduler,
+    kernel.psi,
+    guard.cap,
+    guard.strays,
+    disk.file_system,
+    disk.space,
+    disk.dirty,
+    disk.swap,
+    disk.journal,
+    kernel.hung_task,
+)
+
+
+def examine(host: Host) -> list[Check]:
+    """All checks, the worst first; without systemd only that, as nothing else matters then."""
+    checks = CHECKS if host.systemd is not None else (kernel.systemd,)
+    order = list(Level)
+    return sorted((check(host) for check in checks), key=lambda check: order.index(check.level))
+
+
+def this_host() -> Host:
+    """What the checks look at, of the host we run on. Works without the daemon. Raises OSError."""
+    faults: tuple[str, ...] = ()
+    try:
+        config = configuration.load()
+    except configuration.ConfigError as error:
+        config, faults = Config(), error.problems
+    device = choose(config.device_path, paths.STATE)
+    status, fault = _status()
+    denied = bool(fault) and not os.access(paths.SOCKET, os.W_OK)
+    return Host(
+        ROOT,
+        device,
+        read_kernel(device),
+        config,
+        faults,
+        _systemd(),
+        status,
+        fault,
+        denied,
+        _free(),
+        paths.USER,
+    )
+
+
+def _status() -> tuple[Any, str]:
+    try:
+        return client.call("GET", "/v1/status", read_s=STATUS_S), ""
+    except NotRunning:
+        return None, ""
+    except CliError as error:
+        return None, str(error)
+
+
+def _systemd() -> int | None:
+    if not Path("/run/systemd/system").is_dir():  # sd_booted(3)
+        return None
+    said = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
+    version = said.partition("(")[0].split()[-1:]
+    return int(version[0]) if version and version[0].isdecimal() else None
+
+
+def _free() -> tuple[int, int]:
+    place = paths.STATE
+    while not place.exists():
+        place = place.parent
+    usage = os.statvfs(place)
+    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize

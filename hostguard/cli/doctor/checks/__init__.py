@@ -1,0 +1,113 @@
+"""What `hostguard doctor` looks at: small functions from a Host, all that was read of it, to a Check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from hostguard.core.model import Config
+from hostguard.linux import mounts
+from hostguard.linux.disk import Device
+from hostguard.linux.limits import Kernel
+from hostguard.linux.mounts import Mount
+
+
+class Level(StrEnum):
+    """How bad a finding is. The order is that of the report."""
+
+    PROBLEM = "problem"  # the guard, or something configured, does not work
+    WARNING = "warning"  # it works, but worse than it could
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `mend` is shell, for root; what a person must do is a comment in it. `name` is stable."""
+
+    name: str
+    level: Level
+    found: str
+    why: str = ""
+    mend: tuple[str, ...] = ()
+
+
+def ok(name: str, found: str) -> Check:
+    """A check that found nothing wrong."""
+    return Check(name, Level.OK, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What was read of a host. Files are read below `root`.
+
+    `faults`: of the configuration, then `config` is the default. `daemon`: its status, None if it does not
+    run; `daemon_fault`: why it does not tell, `denied` if only we may not ask. `free`: bytes free and in all
+    where the queue is.
+    """
+
+    root: Path
+    device: Device
+    kernel: Kernel
+    config: Config = field(default_factory=Config)
+    faults: tuple[str, ...] = ()
+    systemd: int | None = None  # major version; None: this host does not run it
+    daemon: Mapping[str, Any] | None = None
+    daemon_fault: str = ""
+    denied: bool = False
+    free: tuple[int, int] = (0, 0)
+    user: bool = False  # the guard is of a user's own service manager
+
+    def text(self, path: str) -> str:
+        """A file's text, "" if there is none or it cannot be read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something at the path."""
+        return (self.root / path.lstrip("/")).exists()
+
+    def mount_of(self, path: str) -> Mount | None:
+        """The mount that a path is on, going by its name."""
+        inside = [
+            mount
+            for mount in mounts.read(self.root)
+            if mount.place == "/" or f"{path}/".startswith(f"{mount.place}/")
+        ]
+        # The last of those with the longest name: it hides the others.
+        return max(reversed(inside), key=lambda mount: len(mount.place), default=None)
+
+    @property
+    def systemctl(self) -> str:
+        """The command that reaches the guard's service manager."""
+        return "systemctl --user" if self.user else "systemctl"
+
+    @property
+    def slow(self) -> bool:
+        """Whether the disk is of a kind that is easily kept busy: a card, a USB or a turning disk."""
+        name = self.device.name
+        if name is None:
+            return False
+        if name.startswith("mmcblk"):
+            return True
+        place = str((self.root / "sys/block" / name).resolve())
+        turns = self.text(f"/sys/block/{name}/queue/rotational").strip() == "1"
+        return name.startswith("sd") and (turns or "/usb" in place)
+
+
+def boot_option(host: Host, option: str) -> tuple[str, ...]:
+    """How to add an option to the kernel's command line on this host."""
+    for file in ("/boot/firmware/cmdline.txt", "/boot/cmdline.txt"):
+        if host.exists(file):
+            if option in host.text(file).split():
+                return (f"reboot    # it is in {file} already",)
+            return (f"sed -i '1s/$/ {option}/' {file}    # it stays one line", "reboot")
+    if host.exists("/etc/default/grub"):
+        if option in host.text("/etc/default/grub"):
+            return ("update-grub; reboot    # it is in /etc/default/grub already",)
+        return (f"sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{option} /' /etc/default/grub", "update-grub; reboot")
+    return (f"# add {option} to the kernel's command line, and reboot",)

@@ -1,0 +1,234 @@
+"""The disk: which it is, how it is driven, and what else writes to it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hostguard.cli.doctor.checks import (
+    Check,
+    Host,
+    Level,
+    ok,
+)
+from hostguard.core import paths
+from hostguard.linux.disk import mounts_on, of_number
+from hostguard.linux.limits import configured
+
+SPEED = 10_000_000  # bytes/s that an SD card of class A1 takes
+FLUSH_S = 10  # seconds of writing at SPEED that may wait in memory
+SYSCTL = "/etc/sysctl.d/90-hostguard.conf"
+SPARE = (64 << 20, 256 << 20)  # bytes free: below the first a problem, below the second a warning
+
+
+def device(host: Host) -> Check:
+    """One disk is known that turns are guarded against."""
+    found = host.device
+    if found.node is not None or host.config.device_path == "none":
+        return ok("device", found.reason)
+    return Check(
+        "device",
+        Level.PROBLEM,
+        found.reason,
+        "No limit on the disk can be set, and pressure does not see the disk.",
+        (
+            "lsblk -s    # shows the disks",
+            f'# path = "/dev/..." under [device] in {paths.CONFIG}',
+            f"{host.systemctl} reload hostguard",
+        ),
+    )
+
+
+def scheduler(host: Host) -> Check:
+    """Where weights are configured, something weighs."""
+    kernel, name = host.kernel, host.device.name
+    if kernel.weighs is not None or not any(limits.io_weight for limits in configured(host.config)):
+        weighs = f", weighed by {kernel.weighs}" if kernel.weighs else ""
+        return ok("scheduler", f"{kernel.scheduler or 'not known'}{weighs}")
+    if name is None or "io" not in kernel.controllers:
+        return ok("scheduler", "does not matter: weights cannot act")
+    why = (
+        "io_weight acts only with the scheduler BFQ, or with iocost. BFQ suits cards, USB and turning disks."
+        " On a fast NVMe disk it costs more than it gives: there leave io_weight out and use write_bandwidth."
+    )
+    if not _has_bfq(host, name):
+        mend: tuple[str, ...] = ("# this kernel has no BFQ: use write_bandwidth instead of io_weight",)
+    else:
+        rule = f'ACTION=="add|change", KERNEL=="{name}", ATTR{{queue/scheduler}}="bfq"'
+        mend = (
+            f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
+            f"udevadm control --reload; udevadm trigger --action=change /sys/block/{name}",
+        )
+    found = f"{name} has {kernel.scheduler or 'none'}, which does not weigh: io_weight cannot act"
+    return Check("scheduler", Level.PROBLEM, found, why, mend)
+
+
+def _has_bfq(host: Host, name: str) -> bool:
+    if "bfq" in host.text(f"/sys/block/{name}/queue/scheduler").split():
+        return True
+    modules = host.root / "lib/modules" / host.text("/proc/sys/kernel/osrelease").strip()
+    return any(modules.glob("kernel/block/bfq.ko*"))  # choosing it loads it
+
+
+def file_system(host: Host) -> Check:
+    """The queue's file system can be written, and no mount option makes the disk slower than it is."""
+    state = host.mount_of(str(paths.STATE))
+    if state is not None and "ro" in state.options:
+        return Check(
+            "file_system",
+            Level.PROBLEM,
+            f"{state.place} is read-only, and the queue is on it",
+            "After errors of the disk the kernel makes ext4 read-only: the card may be failing.",
+            ("dmesg -l err,warn | tail -50    # then fsck at the next boot, or a new card",),
+        )
+    if state is not None and state.kind in ("tmpfs", "ramfs"):
+        return Check(
+            "file_system",
+            Level.WARNING,
+            f"the queue, {paths.STATE}, is in memory ({state.kind} on {state.place})",
+            "What was accepted is lost with the power.",
+            (f"# mount a disk at {paths.STATE}",),
+        )
+    reasons = {
+        "sync": "every write is waited for",
+        "dirsync": "every change of a folder is waited for",
+        "strictatime": "every read is a write, too",
+        "discard": "every removal waits for the disk to erase; fstrim.timer does it once a week instead",
+    }
+    slowing = [
+        (mount, option)
+        for mount in mounts_on(host.device, host.root)
+        for option in reasons
+        if option in mount.options
+        and "ro" not in mount.options
+        and not (option == "discard" and (mount.kind == "btrfs" or not host.slow))
+    ]
+    if slowing:
+        mount, option = slowing[0]
+        return Check(
+            "file_system",
+            Level.WARNING,
+            f"{', '.join(f'{mount.place} is mounted with {option}' for mount, option in slowing)}",
+            f"With {option} {reasons[option]}.",
+            (
+                f"# take {option} out of the line of {mount.place} in /etc/fstab",
+                f"mount -o remount {mount.place}",
+            ),
+        )
+    return ok("file_system", f"{state.kind} on {state.place}" if state else "not known")
+
+
+def space(host: Host) -> Check:
+    """There is room for the queue."""
+    free, total = host.free
+    text = f"{free >> 20} of {total >> 20} MiB free at {paths.STATE}"
+    if free >= SPARE[1] or not total:
+        return ok("space", text)
+    return Check(
+        "space",
+        Level.PROBLEM if free < SPARE[0] else Level.WARNING,
+        text,
+        "Without room nothing is accepted. A full card is slow as well, as it must tidy up for every write.",
+        (
+            "journalctl --vacuum-size=50M; apt-get clean",
+            "du -xh / | sort -h | tail -20    # what takes the room",
+        ),
+    )
+
+
+def dirty(host: Host) -> Check:
+    """The kernel does not gather more writes than a slow disk takes in some seconds."""
+    fixed = int(host.text("/proc/sys/vm/dirty_bytes").strip() or 0)
+    ratio = int(host.text("/proc/sys/vm/dirty_ratio").strip() or 20)
+    memory = re.search(r"^MemTotal:\s+([0-9]+) kB", host.text("/proc/meminfo"), re.MULTILINE)
+    limit = fixed or (int(memory[1]) * 1024 * ratio // 100 if memory else 0)
+    setting = f"vm.dirty_bytes = {fixed}" if fixed else f"vm.dirty_ratio = {ratio}"
+    if not host.slow or limit <= SPEED * FLUSH_S:
+        return ok("dirty_pages", setting)
+    return Check(
+        "dirty_pages",
+        Level.WARNING,
+        f"{setting} lets {limit // 1_000_000} MB of writes wait in memory: {limit // SPEED} s for a card",
+        "Whoever calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes settings"
+        " switch the _ratio ones off.",
+        (
+            f"printf 'vm.dirty_bytes = 33554432\\nvm.dirty_background_bytes = 8388608\\n' >{SYSCTL}",
+            "sysctl --system",
+        ),
+    )
+
+
+def swap(host: Host) -> Check:
+    """No swapping to the disk that stalls; zram is fine."""
+    name = host.device.name
+    entries = (line.split() for line in host.text("/proc/swaps").splitlines()[1:])
+    on_disk = [entry for entry in entries if name and _disk_of_swap(host, entry[0], entry[1]) == name]
+    if not on_disk:
+        return ok("swap", f"none on {name}" if name else "not known where")
+    place, _kind, _size, used = on_disk[0][:4]
+    found = f"swap is on {name} ({place}, {int(used) >> 10} MiB used)"
+    if not host.slow:
+        return ok("swap", found)
+    mend = f"swapoff {place}    # and take it out of /etc/fstab; apt-get install systemd-zram-generator"
+    if host.exists("/etc/dphys-swapfile"):
+        mend = "systemctl disable --now dphys-swapfile; apt-get install systemd-zram-generator"
+    return Check(
+        "swap",
+        Level.WARNING,
+        found,
+        "When memory runs short, every task waits for the disk that turns keep busy, and no limit binds it.",
+        (mend,),
+    )
+
+
+def _disk_of_swap(host: Host, place: str, kind: str) -> str | None:
+    if kind == "partition":
+        number = host.text(f"/sys/class/block/{Path(place).name}/dev").strip()
+    else:
+        mount = host.mount_of(place)
+        number = mount.number if mount is not None else ""
+    if not number or number.startswith("0:"):
+        return None
+    major, minor = map(int, number.split(":"))
+    return of_number(os.makedev(major, minor), "", host.root / "sys").name
+
+
+def journal(host: Host) -> Check:
+    """journald does not keep a slow disk busy."""
+    settings = _journald(host)
+    storage = settings.get("Storage", "auto").lower()
+    kept = storage == "persistent" or (storage == "auto" and host.exists("/var/log/journal"))
+    mount = host.mount_of("/var/log/journal")
+    on_disk = mount is not None and mount.place in {
+        other.place for other in mounts_on(host.device, host.root)
+    }
+    if not (kept and on_disk and host.slow):
+        return ok("journal", "on the disk" if kept else "in memory")
+    drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts behind Raspberry Pi OS's own, 40-
+    return Check(
+        "journal",
+        Level.WARNING,
+        f"the journal is written to {host.device.name}",
+        "While the card stalls so does journald, and with it whoever logs. In memory it costs no write; but"
+        " then a reboot takes it, also what told of a crash.",
+        (
+            f"mkdir -p {Path(drop_in).parent}; printf '[Journal]\\nStorage=volatile\\n' >{drop_in}",
+            "systemctl restart systemd-journald",
+        ),
+    )
+
+
+def _journald(host: Host) -> dict[str, str]:
+    """journald's settings: drop-ins are laid over the file in the order of their names (journald.conf(5))."""
+    drop_ins: dict[str, str] = {}
+    for folder in ("usr/lib", "usr/local/lib", "run", "etc"):  # of the same name, the last counts
+        for file in (host.root / folder / "systemd/journald.conf.d").glob("*.conf"):
+            drop_ins[file.name] = f"/{folder}/systemd/journald.conf.d/{file.name}"
+    found: dict[str, str] = {}
+    for path in ("/etc/systemd/journald.conf", *(drop_ins[name] for name in sorted(drop_ins))):
+        for line in host.text(path).splitlines():
+            key, equals, value = line.partition("=")
+            if equals and not key.lstrip().startswith(("#", ";")):
+                found[key.strip()] = value.strip()
+    return found

@@ -1,0 +1,142 @@
+"""What the kernel and systemd offer."""
+
+from __future__ import annotations
+
+from hostguard.cli.doctor.checks import (
+    Check,
+    Host,
+    Level,
+    boot_option,
+    ok,
+)
+from hostguard.linux.limits import FILES, IO_MAX, configured
+from hostguard.linux.mounts import read
+
+TESTED = 252  # the oldest systemd that hostguard is tested with, Debian 12's
+
+
+def systemd(host: Host) -> Check:
+    """systemd runs, and is one that we know."""
+    if host.systemd is None:
+        return Check(
+            "systemd",
+            Level.PROBLEM,
+            "this host does not run systemd",
+            "Every turn is a scope of systemd's. In a container the guard is of no use.",
+        )
+    if host.systemd < TESTED:
+        why = f"hostguard is tested from {TESTED} on; older ones take fewer limits from a scope."
+        return Check(
+            "systemd", Level.WARNING, f"version {host.systemd}", why, ("# upgrade to Debian 12 or newer",)
+        )
+    return ok("systemd", f"version {host.systemd}")
+
+
+def cgroup(host: Host) -> Check:
+    """cgroup version 2 is the only one, and writable."""
+    places = {mount.place: mount for mount in read(host.root)}
+    top = places.get("/sys/fs/cgroup")
+    why = "Limits are applied, and the ends of turns seen, in cgroup version 2."
+    if top is None or top.kind != "cgroup2":
+        beside = any(mount.kind == "cgroup2" for mount in places.values())
+        options = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
+        given = [word for word in host.text("/proc/cmdline").split() if word.split("=")[0] in options]
+        mend = (f"# take {' '.join(given)} off the kernel's command line, and reboot",) if given else ()
+        return Check(
+            "cgroup",
+            Level.PROBLEM,
+            "version 2 is only beside version 1, without controllers" if beside else "version 2 is not there",
+            why,
+            mend or boot_option(host, "systemd.unified_cgroup_hierarchy=1"),
+        )
+    if "ro" in top.options:
+        mend = ("# run the guard on the host, not in a container",)
+        return Check("cgroup", Level.PROBLEM, "version 2 is mounted read-only", why, mend)
+    return ok("cgroup", "version 2")
+
+
+def io_controller(host: Host) -> Check:
+    """The io controller is there."""
+    if "io" in host.kernel.controllers:
+        return ok("io_controller", "there")
+    set_ = _set(host, ("io_weight", *IO_MAX))
+    return Check(
+        "io_controller",
+        Level.PROBLEM if set_ else Level.WARNING,
+        f"{'the user manager' if host.user else 'cgroup version 2'} has no io controller{_so(set_)}",
+        "No limit on reading, writing or the share of the disk can act. Caps and pressure work all the same.",
+        _enable(host, "io", "CONFIG_BLK_CGROUP and CONFIG_BLK_DEV_THROTTLING"),
+    )
+
+
+def memory_controller(host: Host) -> Check:
+    """The memory controller is there."""
+    if "memory" in host.kernel.controllers:
+        return ok("memory_controller", "there")
+    set_ = _set(host, [name for name in FILES if name.startswith("memory")])
+    off = "cgroup_disable=memory" in host.text("/proc/cmdline").split()
+    return Check(
+        "memory_controller",
+        Level.PROBLEM if set_ else Level.WARNING,
+        f"{'cgroup_disable=memory switches it off' if off else 'there is none'}{_so(set_)}",
+        "Memory limits cannot act, and limits on writing miss what the kernel writes later from its cache:"
+        " most of what a turn writes.",
+        _enable(host, "memory", "CONFIG_MEMCG"),
+    )
+
+
+def psi(host: Host) -> Check:
+    """The kernel tells how long tasks wait for I/O."""
+    if host.text("/proc/pressure/io"):
+        return ok("psi", "there")
+    given = "psi=1" in host.text("/proc/cmdline").split()
+    return Check(
+        "psi",
+        Level.WARNING,
+        "/proc/pressure/io is not there, or not readable",
+        "Pressure is judged by the disk alone: a slow disk that nobody waits for counts, too.",
+        ("# it takes a kernel with CONFIG_PSI",) if given else boot_option(host, "psi=1"),
+    )
+
+
+def hung_task(host: Host) -> Check:
+    """A stall of the disk is no reason for the kernel to panic."""
+    seconds = host.text("/proc/sys/kernel/hung_task_timeout_secs").strip() or "120"
+    if host.text("/proc/sys/kernel/hung_task_panic").strip() not in ("1", "2"):
+        return ok("hung_task", "no panic")
+    return Check(
+        "hung_task",
+        Level.WARNING,
+        f"hung_task_panic is on: a task that waits {seconds} s for the disk makes the kernel panic",
+        "Cards were seen to stall for more than two minutes, and to go on. The guard rides that out.",
+        ("sysctl -w kernel.hung_task_panic=0    # and take it out of /etc/sysctl.d",),
+    )
+
+
+def _set(host: Host, names: list[str] | tuple[str, ...]) -> list[str]:
+    """Those of these limits that are configured."""
+    limits = configured(host.config)
+    return [name for name in names if any(getattr(one, name) is not None for one in limits)]
+
+
+def _so(set_: list[str]) -> str:
+    return f": {', '.join(set_)} cannot act" if set_ else ""
+
+
+def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
+    if host.exists("/run/.containerenv") or host.exists("/.dockerenv"):
+        return ("# run the guard on the host, not in a container",)
+    cmdline = host.text("/proc/cmdline").split()
+    if host.user and controller in host.text("/sys/fs/cgroup/cgroup.controllers").split():
+        folder = "/etc/systemd/system/user@.service.d"
+        return (
+            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/io.conf",
+            "systemctl daemon-reload    # and log out and in again",
+        )
+    firmware = host.exists("/boot/firmware/cmdline.txt") or host.exists("/boot/cmdline.txt")
+    if controller == "memory" and firmware:
+        # What is in cmdline.txt comes after the firmware's own, and counts (raspberrypi/linux#6980).
+        return boot_option(host, "cgroup_enable=memory")
+    if f"cgroup_disable={controller}" in cmdline:
+        return (f"# take cgroup_disable={controller} off the kernel's command line, and reboot",)
+    return (f"# it takes a kernel with {build}",)

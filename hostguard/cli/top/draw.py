@@ -1,0 +1,248 @@
+"""The lines of `hostguard top`, as spans of text with a style's name. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hostguard.cli.render import (
+    columns,
+    cut,
+    safe,
+    table,
+)
+from hostguard.cli.top.keys import (
+    HELP,
+    Mode,
+    Ui,
+    chosen,
+)
+from hostguard.cli.top.model import MindRow, TurnRow, View
+from hostguard.telemetry.headlines import BAD, WARN
+
+Line = list[tuple[str, str]]  # (text, style), from left to right; styles: "", bad, warn, title, head, chosen
+
+KEYS = "q quit  s stop  p pause  P pause all  + - cap  / filter  h help"
+MARKS, STYLES = ("  ", "! ", "!!"), ("", "warn", "bad")
+NEWS_MAX = 6
+# Heads are as wide as what stands below them may become: no column moves because a number grew.
+TURN_HEAD = (
+    "  TURN",
+    "MIND",
+    "SESSION",
+    "STATE  ",
+    "AGE  ",
+    "CPU%",
+    "CPU  ",
+    "RD/s",
+    "WR/s",
+    "READ",
+    "WROTE",
+)
+MIND_HEAD = ("  MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY")
+LEVEL_STYLES = {"strained": "warn", "stalled": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """What stands for calm, strained and stalled in the history line."""
+
+    calm: str
+    strained: str
+    stalled: str
+
+    def of(self, level: str) -> str:
+        """One column."""
+        return {"": " ", "calm": self.calm, "strained": self.strained, "stalled": self.stalled}[level]
+
+
+UNICODE, ASCII = Ink("▁", "▄", "█"), Ink(".", "=", "#")
+
+
+def screen(view: View, ui: Ui, width: int | None, height: int | None, ink: Ink) -> list[Line]:
+    """The whole screen in at most `width` columns and `height` lines.
+
+    None: any number; without a height it is for no terminal, and nothing is chosen.
+    """
+    if ui.mode is Mode.HELP:
+        lines = _help()
+    else:
+        lines = _above(view, ui, ink)
+        room = None if height is None else height - len(lines) - 1
+        lines += _tables(view, ui, None if width is None else width - 1, room)
+    if height is not None:
+        lines = lines[: height - 1]
+        lines += [[] for _ in range(height - 1 - len(lines))]
+        lines.append(_bottom(view, ui))
+    return lines if width is None else [_fit(line, width) for line in lines]
+
+
+def away(shown: list[Line], text: str, width: int) -> list[Line]:
+    """The last screen, with its first line saying that the guard does not answer."""
+    return [_fit([(f"!! {safe(text)}", "bad")], width), *shown[1:]]
+
+
+def plain(lines: Iterable[Line]) -> str:
+    """The lines without styles."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+def _above(view: View, ui: Ui, ink: Ink) -> list[Line]:
+    clock = time.strftime("%H:%M:%S", time.localtime(view.at / 1000))
+    lines: list[Line] = [[(f"hostguard  {clock}  {view.summary}", "title")]]
+    for bad, about, said in view.news[:NEWS_MAX]:
+        if bad or about != "disk":  # a calm one is told of below
+            lines.append([(f"{MARKS[bad]} {about:<9}{safe(said)}", STYLES[bad])])
+    lines.append([(f"   {'device':<9}{safe(view.device)}", "")])
+    if any(turn.counted == "processes" for turn in view.turns):
+        lines.append(
+            [(f"   {'bytes':<9}by process, those that live now: this kernel has no count by scope", "")]
+        )
+    lines.append([(f"   {'level':<9}", ""), *_history(view.levels, ink)])
+    return lines
+
+
+def _history(levels: Sequence[str], ink: Ink) -> Line:
+    spans: Line = []
+    for level in levels:
+        style = LEVEL_STYLES.get(level, "")
+        if spans and spans[-1][1] == style:
+            spans[-1] = (spans[-1][0] + ink.of(level), style)
+        else:
+            spans.append((ink.of(level), style))
+    return [*spans, (f" {2 * len(levels) // 60} min", "")]
+
+
+def _tables(view: View, ui: Ui, width: int | None, room: int | None) -> list[Line]:
+    row = None if room is None else chosen(ui, view)
+    turns, minds = len(view.turns), len(view.minds)
+    if room is not None:
+        room = max(room - 4, 2)  # two heads, and a line before each
+        few = min(minds, max(room // 2, room - turns))
+        turns, minds = min(turns, room - few), min(few, room)
+    lines: list[Line] = [[]]
+    if view.turns:
+        lines += _rows(
+            TURN_HEAD, [_turn(turn, turn is row) for turn in view.turns], row, view.turns, turns, width
+        )
+    else:
+        lines.append(
+            [("  no turn runs" if not ui.wanted else f"  no turn of {safe(ui.wanted)!r} runs", "head")]
+        )
+    if view.minds:
+        lines += [
+            [],
+            *_rows(
+                MIND_HEAD, [_mind(mind, mind is row) for mind in view.minds], row, view.minds, minds, width
+            ),
+        ]
+    if view.idle and not ui.wanted:
+        lines.append(
+            [(f"  {view.idle} more {'mind is' if view.idle == 1 else 'minds are'} idle or asleep", "")]
+        )
+    return lines
+
+
+def _rows(
+    head: Sequence[str],
+    cells: list[Sequence[object]],
+    row: TurnRow | MindRow | None,  # the chosen one
+    rows: Sequence[TurnRow | MindRow],
+    count: int,
+    width: int | None,
+) -> list[Line]:
+    """A table of `count` of the rows, so that the chosen one is among them."""
+    at = next((index for index, one in enumerate(rows) if one is row), 0)
+    first = min(max(0, at - count + 1), max(0, len(rows) - count))
+    title, *lines = table(head, cells[first : first + count], width).splitlines()
+    more = len(rows) - count
+    title = f"{title}  ({more} more)" if more > 0 else title
+    styles = ["chosen" if one is row else "" for one in rows[first : first + count]]
+    return [[(title, "head")], *([pair] for pair in zip(lines, styles, strict=True))]
+
+
+def _turn(turn: TurnRow, is_chosen: bool) -> Sequence[object]:
+    return (
+        _mark(is_chosen) + safe(turn.id or turn.unit),
+        turn.mind or "-",
+        turn.session or "-",
+        turn.state,
+        "-" if turn.age_s is None else _time(turn.age_s),
+        "-" if turn.cpu_percent is None else f"{turn.cpu_percent:.0f}",
+        "-" if turn.cpu_ms is None else _time(turn.cpu_ms / 1000),
+        _bytes(turn.read_rate),
+        _bytes(turn.write_rate),
+        _bytes(turn.read_bytes),
+        _bytes(turn.write_bytes),
+    )
+
+
+def _mind(mind: MindRow, is_chosen: bool) -> Sequence[object]:
+    return (
+        _mark(is_chosen) + safe(mind.name),
+        mind.state,
+        f"{mind.live}/{mind.cap}",
+        mind.held,
+        mind.oldest,
+        mind.why,
+    )
+
+
+def _mark(is_chosen: bool) -> str:
+    return "> " if is_chosen else "  "
+
+
+def _bytes(count: float | None) -> str:
+    """In four columns, for five of them beside each other: 6.0M, 64M, 900K."""
+    if count is None:
+        return "-"
+    for unit in "BKMGT":
+        if count < 999.5 or unit == "T":
+            break
+        count /= 1024
+    return f"{count:.1f}{unit}" if count < 9.95 and unit != "B" else f"{count:.0f}{unit}"
+
+
+def _time(seconds: float) -> str:
+    """In five columns: 1.5s, 1:05, 59:59, 23h59, 6d23h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}" if hours < 24 else f"{hours // 24}d{hours % 24}h"
+
+
+def _help() -> list[Line]:
+    wide = max(len(keys) for keys, _ in HELP)
+    rows: list[Line] = [[(f"  {keys:<{wide}}  {text}", "")] for keys, text in HELP]
+    return [[("hostguard top", "title")], [], *rows, [], [("  any key goes back", "")]]
+
+
+def _bottom(view: View, ui: Ui) -> Line:
+    if ui.mode is Mode.FILTER:
+        return [(f"show only: {safe(ui.wanted)}_   Enter keeps it, Esc shows all", "title")]
+    if ui.mode is Mode.STOP:
+        row = chosen(ui, view)
+        what = f"{row.id} of {row.mind}" if isinstance(row, TurnRow) else "it"
+        return [(f"stop {safe(what)}? y/n", "warn")]
+    if ui.said:
+        return [(safe(ui.said), "warn")]
+    return [(f"[{safe(ui.wanted)}] {KEYS}" if ui.wanted else KEYS, "")]
+
+
+def _fit(line: Line, width: int) -> Line:
+    """At most `width` columns, less one: a terminal may scroll when its last cell is written."""
+    room, fitted = width - 1, []
+    for text, style in line:
+        if columns(text) > room:
+            text = cut(text, room) if room > 0 else ""
+        if text:
+            fitted.append((text, style))
+        room -= columns(text)
+    return fitted
+
+
+assert len(STYLES) == 1 + max(WARN, BAD)

@@ -1,0 +1,200 @@
+"""What `hostguard top` shows, from one look at the status and an earlier one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hostguard.telemetry.headlines import (
+    Line,
+    busy_minds,
+    hold_text,
+    news,
+    running,
+    waits,
+)
+
+SLOT_MS = 2_000  # of the level's history that one column stands for: two minutes in sixty
+FRESH_MS = 5_000  # an older look at the disk says nothing of now
+SAID_ELSEWHERE = ("running", "daemon")  # news that have a place of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Counters of a turn, None if unknown: ms of CPU, bytes."""
+
+    cpu_ms: int | None
+    read_bytes: int | None
+    write_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What live turns had used, by unit, at a time: seconds of a clock that is never set."""
+
+    at: float
+    used: Mapping[str, Used]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One live turn. Rates are bytes/s and % of one CPU, since the earlier look; None: not known."""
+
+    id: str | None
+    unit: str
+    mind: str
+    session: str | None
+    state: str
+    age_s: float | None
+    cpu_percent: float | None
+    cpu_ms: int | None
+    read_rate: float | None
+    write_rate: float | None
+    read_bytes: int | None
+    write_bytes: int | None
+    counted: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MindRow:
+    """One mind, and why the first of what it holds waits."""
+
+    name: str
+    state: str
+    live: int
+    cap: int
+    held: int
+    oldest: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is on the screen. `at` is ms since the epoch; `levels` has one a slot, the latest last."""
+
+    at: int
+    cap: int | None
+    paused: bool
+    paused_minds: tuple[str, ...]
+    summary: str
+    news: tuple[Line, ...]
+    device: str
+    levels: tuple[str, ...]
+    turns: tuple[TurnRow, ...]
+    minds: tuple[MindRow, ...]
+    idle: int  # minds that are not shown
+    live: int  # turns, shown or not
+
+
+def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "", slots: int = 60) -> View:
+    """The screen of GET /v1/status, at `at`, ms since the epoch, and `mono`, as Look's `at`.
+
+    `wanted` is part of the mind's, the session's or the turn's name of those that are shown.
+    """
+    turns = [_turn(turn, at, mono, before) for turn in status["live"] if _is_wanted(wanted, turn)]
+    # Who has written most stands first: that changes seldom, so that lines do not jump.
+    turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -(turn.age_s or 0)))
+    busy = busy_minds(status)
+    shown = [mind for mind in status["minds"] if wanted in mind["name"]] if wanted else busy
+    return View(
+        at,
+        status["cap"],
+        status["state"] == "paused",
+        tuple(status["paused_minds"]),
+        running(status),
+        tuple(line for line in news(status, at) if line[1] not in SAID_ELSEWHERE),
+        _device(status),
+        levels(status["pressure"]["changes"], status["pressure"]["level"], status["started_at"], at, slots),
+        tuple(turns),
+        tuple(_mind(mind, status, at) for mind in shown),
+        len(status["minds"]) - len(shown),
+        len(status["live"]),
+    )
+
+
+def look(status: Any, mono: float) -> Look:
+    """What is to be remembered of a status for the rates of a later one."""
+    return Look(mono, {turn["unit"]: _used(turn) for turn in status["live"]})
+
+
+def levels(changes: Sequence[Any], now_level: str, started: int, at: int, slots: int) -> tuple[str, ...]:
+    """The worst level within each slot, the latest last; "" before the guard's start, or what it keeps."""
+    known = [(change["at"], change["level"]) for change in changes]
+    begin = [(started, "calm")] if len(known) < 20 else []  # the guard keeps 20 changes
+    spans = [*begin, *known]
+    # Slots stand on round times: their content moves by whole columns, once in SLOT_MS.
+    last = at // SLOT_MS
+    found = []
+    for slot in range(last - slots + 1, last + 1):
+        first, end = slot * SLOT_MS, (slot + 1) * SLOT_MS
+        before = [level for when, level in spans if when <= first][-1:]
+        found.append(_worst([*before, *(level for when, level in spans if first < when < end)]))
+    if found:
+        found[-1] = _worst([found[-1], now_level])
+    return tuple(found)
+
+
+def _worst(names: Iterable[str]) -> str:
+    order = ("", "calm", "strained", "stalled")
+    return max(names, key=order.index, default="")
+
+
+def _used(turn: Any) -> Used:
+    return Used(turn["cpu_ms"], turn["read_bytes"], turn["write_bytes"])
+
+
+def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
+    now, old = _used(turn), None if before is None else before.used.get(turn["unit"])
+    span = 0.0 if before is None else mono - before.at
+
+    def rate(name: str) -> float | None:
+        was, became = None if old is None else getattr(old, name), getattr(now, name)
+        # A process that ended takes its bytes with it where they are counted by process.
+        return None if was is None or became is None or span <= 0 else max(0, became - was) / span
+
+    cpu = rate("cpu_ms")
+    return TurnRow(
+        turn["id"],
+        turn["unit"],
+        turn["mind"],
+        turn["session"],
+        "stopping" if turn["stopping"] else turn["state"],
+        max(0, at - turn["started_at"]) / 1000 if turn["started_at"] else None,
+        None if cpu is None else cpu / 10,
+        now.cpu_ms,
+        rate("read_bytes"),
+        rate("write_bytes"),
+        now.read_bytes,
+        now.write_bytes,
+        turn["counted"],
+    )
+
+
+def _mind(mind: Any, status: Any, at: int) -> MindRow:
+    return MindRow(
+        mind["name"], mind["state"], mind["live"], mind["cap"], mind["held"],
+        waits(mind, status, at), hold_text(mind["hold"], mind["name"]),
+    )  # fmt: skip
+
+
+def _is_wanted(wanted: str, turn: Any) -> bool:
+    return any(wanted in (text or "") for text in (turn["mind"], turn["session"], turn["id"] or turn["unit"]))
+
+
+def _device(status: Any) -> str:
+    """How the disk was at the last look."""
+    device, pressure = status["device"] or {}, status["pressure"]
+    if not device.get("node"):
+        return f"none is watched: {device.get('reason')}"
+    named, looked = f"{device['node']}, {pressure['level']}", pressure["looked_ms"]
+    if looked is None or looked > FRESH_MS:
+        return f"{named}: not looked at now, nothing runs"
+    took, busy, in_flight = pressure["await_ms"], pressure["busy_percent"], pressure["in_flight"]
+    done = "-" if took is None else f"{took:.0f} ms a request" if took or not in_flight else "none completed"
+    parts = [
+        done,
+        "-" if busy is None else f"{busy} % busy",
+        "-" if in_flight is None else f"{in_flight} in flight",
+    ]
+    return f"{named}: {', '.join(parts)}"

@@ -1,0 +1,1 @@
+"""The verbs of the `hostguard` command, a file each."""

@@ -1,0 +1,106 @@
+"""hostguard demo: the incident, replayed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from hostguard.cli.demo import (
+    draw,
+    guarded,
+    plain,
+    stopped,
+)
+from hostguard.cli.demo.host import prepared
+from hostguard.cli.demo.plan import (
+    BLOCK,
+    SIZE,
+    SIZE_MAX,
+    STOP_MAX_S,
+    STOP_S,
+)
+from hostguard.cli.demo.results import failures, stop_failures
+from hostguard.cli.demo.signals import Signals
+from hostguard.cli.demo.view import choose
+from hostguard.cli.errors import FAILED, CliError
+from hostguard.cli.options import json_option, print_json
+from hostguard.config.schema import size as read_size
+from hostguard.core import paths
+
+STOP_FILE = "CARD_STOP"  # in the environment: packaging/quickstart names the file that stops its card
+
+
+def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Bytes of a size such as "6M". Raises click.BadParameter."""
+    try:
+        size = read_size(value, 1024)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number of bytes, or one with K, M or G") from None
+    if not BLOCK <= size <= SIZE_MAX:
+        raise click.BadParameter(f"{value} is not from {BLOCK >> 10}K to {SIZE_MAX >> 30}G")
+    return size
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "base",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help=f"Write in a new folder in this one, so on its device. Default: {paths.STATE}",
+)
+@click.option(
+    "--size",
+    metavar="BYTES",
+    default=f"{SIZE >> 20}M",
+    show_default=True,
+    callback=parse_size,
+    help="What each turn writes.",
+)
+@click.option(
+    "--stop",
+    "stop_s",
+    type=click.FloatRange(0, STOP_MAX_S),
+    metavar="SECONDS",
+    help=f"How long the card stands still the third time; 0: there is none.  [default: {STOP_S:g}]",
+)
+@json_option
+def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -> int:
+    """Replay the incident, unguarded and guarded.
+
+    Three heartbeats fire in the same second and a message to a channel wakes twelve minds; each of these
+    15 turns writes to the device. First as plain processes, then under the guard with a global cap of 2.
+    A bystander writes 4 KiB and flushes it four times a second, and tells what it felt.
+
+    With packaging/quickstart, whose card can be stopped, once more, and the card stands still meanwhile.
+
+    It needs root. While it runs the host has minds demo-* and a channel #demo, and under the guard a
+    global cap of 2 for everybody. All that is undone at the end, after an error and after Ctrl-C.
+
+    \b
+    Examples:
+      hostguard demo
+      hostguard demo --dir /mnt/card --size 3M
+    """
+    stop_file = os.environ.get(STOP_FILE)
+    if stop_s and stop_file is None:
+        raise CliError("only the card of packaging/quickstart can be stopped: leave --stop out")
+    view, width, ink = choose(as_json)
+    signals = Signals()
+    with signals.caught(), prepared(base or paths.STATE, size, signals) as host:
+        before = plain.run(host, view, signals)
+        host.clear()
+        after = guarded.run(host, view, signals)
+        third = stop = None
+        if stop_file is not None and stop_s != 0:
+            host.clear()
+            third, stop = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
+    broken = failures(before, after, *filter(None, [third])) + (stop_failures(stop) if stop else [])
+    if as_json:
+        print_json(draw.as_dict(before, after, broken, str(base or paths.STATE), size, third, stop))
+    else:
+        click.echo(draw.summary(before, after, width, ink, third, stop))
+    for text in broken:
+        CliError(text).show()
+    return FAILED if broken else 0

@@ -1,0 +1,40 @@
+"""hostguard events: what happens, as it happens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.errors import ConnectionLost
+from hostguard.cli.render import clock, safe
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("--since", metavar="ID", type=click.IntRange(min=0), help="Only those after this event's id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead.")
+def command(follow: bool, since: int | None, as_json: bool) -> None:
+    """Show holds, starts, ends and changes as they happen.
+
+    Without --follow it prints those that the daemon remembers, and ends.
+
+    \b
+    Examples:
+      hostguard events
+      hostguard events --follow --json
+    """
+    headers = {"Last-Event-ID": str(since or 0)} if since is not None or not follow else {}
+    params = {} if follow else {"follow": "0"}
+    with client.stream("GET", "/v1/events", headers=headers, params=params) as lines:
+        for event in client.server_sent(lines):
+            click.echo(json.dumps(event) if as_json else event_line(event))
+    if follow:
+        raise ConnectionLost()
+
+
+def event_line(event: Any) -> str:
+    """An event on one line."""
+    return f"{event['id']}  {clock(event['at'])}  {safe(event['type']):10}  {safe(event['text'])}"

@@ -1,0 +1,91 @@
+"""hostguard logs: what turns wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from hostguard.cli import client
+from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
+from hostguard.cli.options import complete_minds, complete_turns
+from hostguard.config import load as config
+from hostguard.core import paths
+from hostguard.core.units import mind_slice
+
+_TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
+
+
+def complete_turns_and_minds(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Both, for shell completion."""
+    return complete_turns(ctx, param, incomplete) + complete_minds(ctx, param, incomplete)
+
+
+@click.command()
+@click.argument("what", metavar="TURN|MIND", shell_complete=complete_turns_and_minds)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
+def command(what: str, follow: bool, lines: int | None) -> NoReturn:
+    """Show what a turn, or a mind's turns, wrote.
+
+    It is read from the journal. What looks like a turn's id is one; write @17 for a mind of that name.
+
+    \b
+    Examples:
+      hostguard logs 17
+      hostguard logs -f coder
+    """
+    options = (["--follow"] if follow else []) + ([] if lines is None else [f"--lines={lines}"])
+    argv = ["journalctl", *options, *matches(what)]
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        raise CliError(f"cannot run journalctl: {error.strerror}") from None
+
+
+def matches(what: str) -> list[str]:
+    """The arguments that choose a turn's or a mind's lines for journalctl."""
+    if not _TURN_ID.fullmatch(what):
+        return _of_mind(what.removeprefix("@"))
+    option = "--user-unit" if paths.USER else "--unit"
+    patterns = [f"{option}=hostguard-turn-*-{what}.scope", f"{option}=hostguard-turn-*-{what}.*.scope"]
+    if what.startswith("x"):
+        return patterns
+    try:
+        turn = client.call("GET", f"/v1/turns/{what}")
+    except NotRunning:
+        return patterns
+    except CliError as error:
+        if error.exit_code != UNKNOWN:
+            raise
+        # A failed attempt's turn is no longer its delivery's: the journal still has it.
+        client.call("GET", f"/v1/deliveries/{what.partition('.')[0]}")
+        return patterns
+    return [f"{option}={turn['unit']}"] if turn.get("unit") else patterns
+
+
+def _of_mind(name: str) -> list[str]:
+    # The slice also matches turns that start later; a pattern of units does not.
+    field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"
+    users = [f"_UID={uid}" for uid in sorted(_users(name))]
+    # Of a process that was gone before journald read its lines no slice is known (nor, with a user's manager,
+    # the unit): the name of the stream is left, see journal.stream. Anybody may give a stream that name.
+    gone = [f"SYSLOG_IDENTIFIER={name}", "_TRANSPORT=stdout", *users]
+    own = users if paths.USER else []
+    return [f"{field}={mind_slice(name)}", *own, "+", *gone]
+
+
+def _users(name: str) -> set[int]:
+    """Whose lines may be the mind's by name alone."""
+    if paths.USER:
+        return {os.getuid()}
+    try:
+        mind = config.load().minds.get(name)
+    except config.ConfigError:
+        mind = None
+    return {0, mind.uid} if mind and mind.user else {0}

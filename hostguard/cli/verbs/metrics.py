@@ -1,0 +1,44 @@
+"""hostguard metrics: what Prometheus reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.errors import CliError
+from hostguard.cli.options import write_whole
+
+MODE = 0o644  # node_exporter runs as a user of its own
+
+
+@click.command()
+@click.option(
+    "--textfile",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them to this file instead, for node_exporter.",
+)
+def command(textfile: Path | None) -> None:
+    """Print the guard's metrics for Prometheus.
+
+    With --textfile a reader finds the old file or the new one, whole. If the guard does not answer, the file
+    is removed: old numbers would look like new ones.
+
+    \b
+    Examples:
+      hostguard metrics
+      hostguard metrics --textfile /var/lib/prometheus/node-exporter/hostguard.prom
+    """
+    try:
+        with client.stream("GET", "/metrics", read_s=client.READ_S) as lines:
+            text = "".join(f"{line}\n" for line in lines)
+    except CliError:
+        if textfile is not None:
+            textfile.unlink(missing_ok=True)
+        raise
+    if textfile is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(textfile, text, MODE)  # its new one is hidden: node_exporter reads *.prom

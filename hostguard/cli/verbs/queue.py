@@ -1,0 +1,146 @@
+"""hostguard queue: what waits."""
+
+from __future__ import annotations
+
+import json
+from time import time
+from typing import Any
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.options import (
+    complete_minds,
+    complete_rows,
+    json_option,
+    print_json,
+)
+from hostguard.cli.render import (
+    clock,
+    duration,
+    fields,
+    ms,
+    safe,
+    size,
+    table,
+    terminal_width,
+)
+from hostguard.telemetry.headlines import hold_text
+
+STATES = (
+    "queued", "delivering", "in_turn", "batching", "gated", "done", "dead", "cancelled", "expired", "batched",
+    "skipped", "all",
+)  # fmt: skip
+LIMIT_MAX = 1000  # the API's own
+
+
+@click.command()
+@click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
+@click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
+@click.option("--state", type=click.Choice(STATES), help="Only this state; without it, what is not final.")
+@click.option(
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most so many."
+)
+@json_option
+def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """List the waiting deliveries, or show one.
+
+    With ID it shows that delivery and its message.
+
+    \b
+    Examples:
+      hostguard queue --mind coder
+      hostguard queue --state dead
+      hostguard queue 17
+    """
+    if id_ is not None:
+        delivery = client.call("GET", f"/v1/deliveries/{id_}")
+        if as_json:
+            print_json(delivery)
+        else:
+            click.echo(delivery_text(delivery))
+        return
+    # A row stays delivering while it is in a turn; the daemon tells the two apart as it shows them.
+    stored = "delivering" if state == "in_turn" else state
+    params = {"mind": mind and mind.removeprefix("@"), "state": stored, "limit": limit}
+    answer = client.call("GET", "/v1/deliveries", params=params)
+    if stored == "delivering":
+        answer["deliveries"] = [row for row in answer["deliveries"] if row["state"] == state]
+    if as_json:
+        print_json(answer)
+        return
+    deliveries = answer["deliveries"]
+    if not deliveries:
+        click.echo("nothing waits" if state is None else "nothing found")
+        return
+    now = time()
+    rows = [
+        (d["id"], d["mind"], d["session"], d["state"], duration(now - d["created_at"] / 1000), _note(d))
+        for d in deliveries
+    ]
+    click.echo(table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width()))
+    if len(deliveries) == limit:
+        click.echo(f"at most {limit} are shown, {answer['total_queued']} are queued; --limit shows more")
+
+
+def _note(delivery: Any) -> str:
+    """Why it waits, why it failed before, or how it ended."""
+    result = ended(delivery.get("result") or {})
+    if delivery.get("ended_at") is not None:
+        return result
+    failed = f"attempt {delivery['attempts']} failed: {result}" if delivery.get("attempts") else ""
+    return hold_text(delivery.get("hold"), delivery["mind"]) or failed
+
+
+def delivery_text(delivery: Any) -> str:
+    """All of one delivery, a line each, and its message last."""
+    hold = delivery.get("hold") or {}
+    payload = delivery.get("payload") or {}
+    pairs = [
+        ("Delivery", delivery["id"]),
+        ("Mind", delivery["mind"]),
+        ("Session", delivery["session"]),
+        ("State", delivery["state"]),
+        ("Kind", delivery.get("kind")),
+        ("Held", hold_text(delivery.get("hold"), delivery["mind"]) or None),
+        ("Held since", clock(hold.get("since"))),
+        ("Command", payload.get("description") or payload.get("argv0")),
+        ("Sender", delivery.get("sender")),
+        ("Channel", delivery.get("channel")),
+        ("Key", delivery.get("key")),
+        ("Accepted", clock(delivery["created_at"])),
+        ("Not before", clock(delivery.get("not_before"))),
+        ("Expires", clock(delivery.get("expires_at"))),
+        ("Attempts", delivery.get("attempts")),
+        ("Turn", delivery.get("turn")),
+        ("Started", clock(delivery.get("started_at"))),
+        ("Ended", clock(delivery.get("ended_at"))),
+        *result_pairs(delivery.get("result")),
+    ]
+    text = fields(pairs)
+    if "content" not in payload:
+        return text
+    content = payload["content"]
+    content = content if isinstance(content, str) else json.dumps(content, indent=2)
+    return text + "\nMessage:\n" + "\n".join(f"  {safe(line)}" for line in content.splitlines())
+
+
+def ended(result: Any) -> str:
+    """How it ended, in words; "" if nothing is known."""
+    return str(result.get("reason") or result.get("outcome") or "")
+
+
+def result_pairs(result: Any) -> list[tuple[str, object]]:
+    """How a turn ended and what it used, for `fields`."""
+    result = result or {}
+    return [
+        ("Outcome", result.get("outcome")),
+        ("Exit status", result.get("exit")),
+        ("Reason", result.get("reason") or None),
+        ("Held for", ms(result.get("held_ms"))),
+        ("Ran for", ms(result.get("run_ms"))),
+        ("CPU time", ms(result.get("cpu_ms"))),
+        ("Memory peak", size(result.get("memory_peak"))),
+        ("Read", size(result.get("read_bytes"))),
+        ("Written", size(result.get("write_bytes"))),
+    ]

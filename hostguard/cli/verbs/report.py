@@ -1,0 +1,54 @@
+"""hostguard report: what happened, as a page for a browser."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from socket import gethostname
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.errors import CliError
+from hostguard.cli.options import write_whole
+from hostguard.cli.render import safe
+from hostguard.cli.when import as_duration
+from hostguard.telemetry.page import render
+
+LEAST_S = 60
+
+
+@click.command()
+@click.option(
+    "--since", "seconds", metavar="T", default="24h", show_default=True, callback=as_duration,
+    help="How far to look back, as 90m, 24h or 7d; at most 35d.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help='The file to write; "-": print it. Without it hostguard-HOST-DATE.html, in this folder.',
+)  # fmt: skip
+def command(seconds: float, output: Path | None) -> None:
+    """Write a page that tells what ran, what waited and why, and what the guard did.
+
+    It is one file that needs no network: open it in any browser, keep it, send it on. It has names of minds
+    and sessions, and nothing of messages.
+
+    \b
+    Examples:
+      hostguard report
+      hostguard report --since 7d -o week.html
+      ssh pi hostguard report -o - >pi.html
+    """
+    report = client.call("GET", "/v1/report", params={"since_s": str(max(LEAST_S, round(seconds)))})
+    host = gethostname()
+    page = render(report, host)
+    if output == Path("-"):
+        click.echo(page, nl=False)
+        return
+    name = "".join(char if char.isalnum() or char in "._-" else "-" for char in host)
+    file = output or Path(time.strftime(f"hostguard-{name}-%Y-%m-%d-%H%M.html"))
+    try:
+        write_whole(file, page)
+    except OSError as error:
+        raise CliError(f"cannot write {file}: {error.strerror}") from None
+    click.echo(safe(file))

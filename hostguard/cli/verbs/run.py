@@ -1,0 +1,173 @@
+"""hostguard run: a command as a turn, in the foreground."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any, NoReturn
+from uuid import uuid4
+
+import click
+
+from hostguard.cli import client, daemonless
+from hostguard.cli.errors import (
+    FAILED,
+    HELD,
+    CliError,
+    ConnectionLost,
+    NotRunning,
+)
+from hostguard.cli.options import complete_minds
+from hostguard.cli.render import safe
+from hostguard.cli.when import as_duration
+from hostguard.core.units import parse_turn_unit
+from hostguard.telemetry.headlines import hold_text
+
+RECONNECT_S = 60.0
+TEXT_MAX = 200  # characters; the API takes no more
+NOT_EXECUTABLE = 126  # as shells report it
+NOT_FOUND = 127
+
+OnHeld = Callable[[str, str], None]
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--mind", required=True, help="Whose turn it is.", shell_complete=complete_minds)
+@click.option("--session", default="main", show_default=True, help="The conversation it belongs to.")
+@click.option(
+    "--max-wait", metavar="T", callback=as_duration, help="Give up, with exit code 75, if held for longer."
+)
+@click.option("--description", default="", help="What systemctl shows for it; the command by default.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell what it waits for even if stderr is no terminal.")
+@click.argument("cmd", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    mind: str, session: str, max_wait: float | None, description: str, verbose: bool, cmd: tuple[str, ...]
+) -> NoReturn:
+    """Run a command as a turn of a mind, once there is room.
+
+    It waits in the same line as the mind's messages. Then the command takes the place of this process:
+    the terminal, signals and the exit status are its own. 127 and 126 mean that it was not found or could
+    not be run.
+
+    \b
+    Examples:
+      hostguard run --mind coder -- make test
+      hostguard run --mind coder --max-wait 10m -- ./nightly.sh
+    """
+    _check(cmd[0])
+    mind = mind.removeprefix("@")
+    inside = daemonless.own_turn()
+    if inside is not None and (parse_turn_unit(inside) or ("",))[0] == mind:
+        raise CliError(
+            f"this is in a turn of {mind}, {inside}, and would wait for itself: run the command as it is"
+        )
+    on_held = _reporter(mind, verbose or sys.stderr.isatty())
+    deadline = None if max_wait is None else monotonic() + max_wait
+    # systemctl and the journal show it.
+    description = safe(description or shlex.join(cmd))[:TEXT_MAX]
+    request = {
+        "mind": mind,
+        "session": session,
+        "key": str(uuid4()),
+        "description": description,
+        "argv0": safe(cmd[0])[:TEXT_MAX],
+    }
+    entered = None
+    while entered is None:
+        try:
+            entered = _through_daemon(request, deadline, on_held)
+        except NotRunning:
+            entered = daemonless.enter_scope(mind, session, description, deadline, on_held)
+    _become(cmd)
+
+
+def _check(program: str) -> None:
+    """Refuse what cannot be run before it waits for its turn."""
+    if shutil.which(program) is None:
+        if os.path.exists(program) and "/" in program:
+            raise CliError(f"{program} cannot be executed: check its mode with ls -l", NOT_EXECUTABLE)
+        raise CliError(f"{program}: no such command", NOT_FOUND)
+
+
+def _reporter(mind: str, wanted: bool) -> OnHeld:
+    """Prints each reason to hold once."""
+    told = set()
+
+    def on_held(reason: str, blocker: str) -> None:
+        if wanted and reason not in told:
+            told.add(reason)
+            CliError(f"held: {hold_text({'reason': reason, 'blocker': blocker}, mind)}").show()
+
+    return on_held
+
+
+def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> str:
+    """Wait until the daemon has moved this process into its scope: the unit.
+
+    Raises NotRunning if there was no daemon to begin with, otherwise another CliError.
+    """
+    before = daemonless.own_turn()  # not None inside another turn
+    lost_at = None
+    while True:
+        tried_at = monotonic()
+        left = None if deadline is None else max(0.0, deadline - tried_at)
+        try:
+            return _await_start({**request, "max_wait_s": left}, on_held)
+        except CliError as error:
+            lost = isinstance(error, ConnectionLost)
+            if lost_at is None and not lost:
+                raise
+            unit = daemonless.own_turn()
+            if unit is not None and unit != before:
+                return unit  # moved, but the word of it was lost
+            if not lost and not isinstance(error, NotRunning):
+                raise
+            if deadline is not None and monotonic() > deadline:
+                raise CliError("held for too long: hostguard went away meanwhile", HELD) from None
+        if lost_at is None or monotonic() - tried_at > 1:  # it was connected for a while
+            lost_at = monotonic()
+        if monotonic() - lost_at > RECONNECT_S:
+            raise ConnectionLost(
+                "hostguard went away while this command waited, and did not come back; nothing was run"
+            )
+        sleep(0.2)
+
+
+def _await_start(request: Any, on_held: OnHeld) -> str:
+    with client.stream("POST", "/v1/run", body=request) as lines:
+        for line in lines:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "held":
+                on_held(event["reason"], event.get("blocker") or "")
+            elif kind == "start":
+                unit: str = event["unit"]
+                if daemonless.own_turn() != unit:
+                    raise CliError(
+                        f"this process is not in {unit}, where its turn was started; nothing was run"
+                    )
+                return unit
+            elif kind == "expired":
+                raise CliError("held for too long; nothing was run", HELD)
+            elif kind == "cancelled":
+                raise CliError("cancelled while it waited; nothing was run", FAILED)
+            elif kind == "failed":
+                raise CliError(f"the turn could not be started: {event.get('detail')}", FAILED)
+    raise ConnectionLost()
+
+
+def _become(cmd: tuple[str, ...]) -> NoReturn:
+    # Python ignores these two; the command must not inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(cmd[0], cmd)  # noqa: S606
+    except OSError as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        raise CliError(f"{cmd[0]} cannot be executed: {error.strerror}", code) from None

@@ -1,0 +1,168 @@
+"""hostguard send: put a message in the queue."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+from typing import Any
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.errors import FAILED, HELD, CliError
+from hostguard.cli.options import (
+    complete_addresses,
+    json_option,
+    mind_session,
+    print_json,
+)
+from hostguard.cli.render import ms, safe
+from hostguard.cli.verbs.queue import ended
+from hostguard.cli.when import as_duration, as_time
+from hostguard.telemetry.headlines import hold_text
+
+READ_MAX = 1 << 20  # bytes; the daemon's own default limit for a payload
+POLL_S = 50  # seconds that one request waits; the API allows 60
+FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
+
+
+@click.command()
+@click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_addresses)
+@click.argument("text", metavar="[TEXT|-]", required=False)
+@click.option("--session", help='The conversation; else the mind\'s routes say, or "main". "$new": its own.')
+@click.option("--sender", help="Who it is from.")
+@click.option("--key", help="Idempotency key: sent again with the same key, it is queued once.")
+@click.option("--at", metavar="WHEN", callback=as_time, help="Not before this time.")
+@click.option("--expires", metavar="WHEN", callback=as_time, help="Drop it if it has not started by then.")
+@click.option("--interrupt", is_flag=True, help="Ask the mind to take it into its running turn.")
+@click.option("--instructions", metavar="TEXT", help="What the mind is to heed beside it.")
+@click.option(
+    "--while-sleeping", type=click.Choice(("skip", "queue", "trigger-wake")), help="What if the mind sleeps."
+)
+@click.option("--wait", is_flag=True, help="Wait for the end; exit 0 only if every command exited with 0.")
+@click.option(
+    "--timeout", metavar="T", callback=as_duration, help="With --wait: stop waiting after this long."
+)
+@json_option
+def command(
+    to: str,
+    text: str | None,
+    session: str | None,
+    sender: str | None,
+    key: str | None,
+    at: int | None,
+    expires: int | None,
+    interrupt: bool,
+    instructions: str | None,
+    while_sleeping: str | None,
+    wait: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> int:
+    """Put a message in the queue of a mind or of a channel's minds.
+
+    The text comes from standard input if it is "-", or is left out and input is piped. WHEN is +10m or an
+    ISO time such as 2026-07-21T16:00:45; a duration is 90s, 10m or 1h30m. A "#" needs quotes in a shell.
+
+    \b
+    Examples:
+      hostguard send @coder "run the tests"
+      git diff | hostguard send '#reviews' --sender ci --expires +1h
+      hostguard send @coder "nightly tidy" --at +10m --wait --timeout 1h
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout needs --wait")
+    request = {
+        "to": to,
+        "content": _content(text),
+        "session": session,
+        "sender": sender,
+        "key": key,
+        "not_before": at,
+        "expires_at": expires,
+        "interrupt": interrupt,
+        "instructions": instructions,
+        "whileSleeping": while_sleeping,
+    }
+    answer = client.call("POST", "/v1/deliveries", body=request)
+    deliveries = answer["deliveries"]
+    if wait:
+        deadline = None if timeout is None else monotonic() + timeout
+        deliveries = [_wait(delivery, deadline) for delivery in deliveries]
+    if as_json:
+        print_json({**answer, "deliveries": deliveries})
+    else:
+        for delivery in deliveries:
+            click.echo(_outcome(delivery) if wait else _accepted(delivery))
+    code = _exit_code(deliveries) if wait else 0
+    for mind in answer["refused"]:
+        CliError(f"it was not sent to {mind}, whose queue is full: hostguard queue --mind {mind}").show()
+        code = code or FAILED
+    return code
+
+
+def _content(text: str | None) -> str:
+    if text is not None and text != "-":
+        return text
+    if text is None and sys.stdin.isatty():
+        raise click.UsageError("there is no text: give it, or pipe it in")
+    raw = sys.stdin.buffer.read(READ_MAX + 1)
+    if len(raw) > READ_MAX:
+        raise CliError(f"the text is longer than {READ_MAX} bytes: send a path to it instead")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise CliError(f"the text is not UTF-8 (byte {error.start}): convert it with iconv") from None
+
+
+def _accepted(delivery: Any) -> str:
+    held = hold_text(delivery.get("hold"), delivery["mind"])
+    return f"{delivery['id']} {mind_session(delivery)} {delivery['state']}" + (
+        f" ({safe(held)})" if held else ""
+    )
+
+
+def _wait(delivery: Any, deadline: float | None) -> Any:
+    """The delivery once it is final, or as it is at the deadline (monotonic seconds)."""
+    while delivery["state"] not in FINAL:
+        wait_s = POLL_S if deadline is None else min(POLL_S, deadline - monotonic())
+        if wait_s <= 0:
+            break
+        # One that went out in a batch is followed there.
+        batched = delivery["state"] == "batched"
+        id_ = delivery["result"]["delivery"] if batched else delivery["id"]
+        delivery = client.call("GET", f"/v1/deliveries/{id_}", params={"wait_s": round(wait_s, 1)})
+    return delivery
+
+
+def _outcome(delivery: Any) -> str:
+    start = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
+    if delivery["state"] not in FINAL:
+        held = hold_text(delivery.get("hold"), delivery["mind"])
+        return (
+            f"{start}{f' ({safe(held)})' if held else ''}; "
+            f"it stays in the queue: hostguard cancel {delivery['id']} takes it out"
+            if delivery["state"] == "queued"
+            else f"{start}; its turn goes on"
+        )
+    result = delivery.get("result") or {}
+    said = [text] if (text := ended(result)) else []
+    for name, word in (("held_ms", "held"), ("run_ms", "ran")):
+        if result.get(name) is not None:
+            said.append(f"{word} {ms(result[name])}")
+    return f"{start}: {safe(', '.join(said))}" if said else start
+
+
+def _exit_code(deliveries: list[Any]) -> int:
+    """0 only if every command exited with 0; held too long tells more than a failure beside it."""
+    if any(delivery["state"] == "queued" for delivery in deliveries):
+        return HELD
+    succeeded = (
+        delivery["state"] == "done" and _went_well(delivery.get("result") or {}) for delivery in deliveries
+    )
+    return 0 if all(succeeded) else FAILED
+
+
+def _went_well(result: Any) -> bool:
+    """Exit status 0 of a command; of a resident mind's turn, which has none, an end of its own."""
+    return result.get("exit") == 0 or result.get("outcome") in ("done", "gone", "idle")

@@ -1,0 +1,61 @@
+"""hostguard turns: the live turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hostguard.cli import client
+from hostguard.cli.options import complete_turns, json_option, print_json
+from hostguard.cli.render import clock, fields, terminal_width
+from hostguard.cli.tables import turn_table
+from hostguard.cli.verbs.queue import result_pairs
+
+
+@click.command()
+@click.argument("id_", metavar="[ID]", required=False, shell_complete=complete_turns)
+@json_option
+def command(id_: str | None, as_json: bool) -> None:
+    """List the live turns, or show one.
+
+    With ID it shows that turn, live or ended.
+
+    \b
+    Examples:
+      hostguard turns
+      hostguard turns 17
+    """
+    if id_ is not None:
+        turn = client.call("GET", f"/v1/turns/{client.quote(id_)}")
+        if as_json:
+            print_json(turn)
+        else:
+            click.echo(turn_text(turn))
+        return
+    answer = client.call("GET", "/v1/turns")
+    if as_json:
+        print_json(answer)
+    elif answer["turns"]:
+        click.echo(turn_table(answer["turns"], terminal_width()))
+    else:
+        click.echo("no turn is live")
+
+
+def turn_text(turn: Any) -> str:
+    """All of one turn, a line each."""
+    return fields(
+        [
+            ("Turn", turn["id"]),
+            ("Mind", turn.get("mind")),
+            ("Session", turn.get("session")),
+            ("State", turn["state"]),
+            ("Delivery", turn.get("delivery")),
+            ("Unit", turn.get("unit")),
+            ("Description", turn.get("description") or None),
+            ("Started", clock(turn.get("started_at"))),
+            ("Ended", clock(turn.get("ended_at"))),
+            ("Processes", turn.get("pids")),
+            *result_pairs(turn.get("result") or turn),
+        ]
+    )

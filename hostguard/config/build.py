@@ -1,0 +1,174 @@
+"""From the values of all keys to a Config: what only several keys together, or the host, can tell of them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pwd
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hostguard.config.toml import KeyPath, dotted, quoted
+from hostguard.core import paths
+from hostguard.core.model import (
+    Config,
+    Limits,
+    Mind,
+    Schedule,
+    WakeOn,
+)
+from hostguard.core.payload import compact, scheduled
+from hostguard.pressure.rule import Settings, settings_fault
+
+GROUPS = Path("/etc/group")
+SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
+
+
+@dataclass(slots=True)
+class Reading:
+    """What is gathered while the files are read."""
+
+    problems: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    origin: dict[KeyPath, str] = field(default_factory=dict)
+
+    def refuse(self, path: KeyPath, text: str, source: str | None = None) -> None:
+        """Note what is wrong with a key; `source` is its file, if `origin` does not have it."""
+        self.problems.append(f"{source or self.origin[path]}: {dotted(path)}: {text}")
+
+
+def build(values: dict[str, Any], reading: Reading) -> Config:
+    """The configuration of values that are right, each by itself; what is wrong goes to `reading`.
+
+    Blocks: asks for users.
+    """
+    turn = values.get("turn", {})
+    minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
+    _refuse_shared(minds, reading)
+    channels = {name: table.get("minds", ()) for name, table in values.get("channels", {}).items()}
+    for name, members in channels.items():
+        for mind in members:
+            if mind not in minds:
+                close = difflib.get_close_matches(mind, minds, n=1)
+                hint = f" Did you mean {quoted(close[0])}?" if close else ""
+                reading.refuse(("channels", name, "minds"), f"no mind {quoted(mind)} is configured.{hint}")
+        if ("channels", name, "minds") not in reading.origin:
+            reading.refuse(("channels", name), "minds is missing: a list of names of configured minds")
+    limits, web = values.get("limits", {}), values.get("web", {})
+    if (events := values.get("events", {}).get("listen")) and events == web.get("listen"):
+        reading.refuse(("web", "listen"), "that is where the minds' endpoint listens (events.listen)")
+    most = limits.get("payload_max", Config().payload_max)
+    return Config(
+        **limits,
+        schedules=_schedules(values.get("schedules", {}), minds, most, reading),
+        events_listen=values.get("events", {}).get("listen"),
+        web_listen=web.get("listen"),
+        web_token=web.get("token"),
+        device_path=values.get("device", {}).get("path", "auto"),
+        turn=Limits(**turn),
+        pressure=_pressure(values.get("pressure", {}), reading),
+        minds=minds,
+        channels=channels,
+        sources=tuple(reading.sources),
+    )
+
+
+def _pressure(table: dict[str, Any], reading: Reading) -> Settings:
+    settings = Settings(**table)
+    if fault := settings_fault(settings):
+        reading.refuse(("pressure",), fault)
+    return settings
+
+
+def _refuse_shared(minds: Mapping[str, Mind], reading: Reading) -> None:
+    """A server, and what runs it, is of one mind: a message does not say for whom it is."""
+    seen: dict[str, str] = {}
+    for name, mind in minds.items():
+        for key, value in (("url", mind.url), ("unit", mind.unit)):
+            if value is not None and seen.setdefault(value, name) != name:
+                reading.refuse(("minds", name, key), f"{quoted(value)} is that of {quoted(seen[value])}")
+
+
+def _schedules(
+    tables: dict[str, Any], minds: Mapping[str, Mind], payload_max: int, reading: Reading
+) -> dict[str, Schedule]:
+    schedules = {}
+    for name, table in tables.items():
+        place = ("schedules", name)
+        fault = schedule_fault(table, minds)
+        if fault is not None:
+            reading.refuse(place, fault)
+            continue
+        schedule = schedules[name] = Schedule(name, **table)
+        size = len(compact(scheduled(schedule)))
+        if size > payload_max:
+            text = f"its message has {size} bytes as JSON, at most {payload_max} are allowed"
+            reading.refuse(place, f"{text} (limits.payload_max)")
+    return schedules
+
+
+def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str | None:
+    """What is wrong with a schedule whose keys are right, each by itself; None if nothing is."""
+    mind = minds.get(table.get("mind", ""))
+    if mind is None:
+        return f"mind must name a configured mind: {', '.join(sorted(minds)) or 'there is none'}"
+    if ("cron" in table) == ("at" in table):
+        return "it has either cron or at"
+    if ("message" in table) == ("script" in table):
+        return "it has either message or script"
+    if len(table.get("script", "").encode()) > SCRIPT_MAX:
+        return f"script has more than {SCRIPT_MAX} bytes, which a shell cannot be given"
+    if "script" in table and not mind.user:
+        return f"{mind.name} has no user, who runs the script"
+    if "message" in table and not (mind.command or mind.url):
+        return f"{mind.name} has no command and no url: it takes no messages"
+    return None
+
+
+def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Reading) -> Mind:
+    own = {key: value for key, value in table.items() if key not in ("user", "turn", "wake_on")}
+    own["wake_on"] = WakeOn(**table.get("wake_on", {}))
+    place = ("minds", name)
+    if "command" in table and "url" in table:
+        reading.refuse((*place, "url"), "a mind has a command or a url, not both")
+    for key in ("unit", "idle_end"):
+        if key in table and "url" not in table:
+            reading.refuse((*place, key), "only a mind with a url has it")
+    if "routes" in table and "user" not in table:
+        reading.refuse(
+            (*place, "routes"), "a mind with routes needs a user, who writes the files that routes name"
+        )
+    limits = Limits(**{**turn, **table.get("turn", {})})
+    user = table.get("user")
+    if user is None:
+        if "command" in table and ("minds", name, "user") not in reading.origin:
+            reading.refuse(("minds", name), "user is missing: the user of this host that runs the command")
+        return Mind(name, limits=limits, **own)
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        reading.refuse(("minds", name, "user"), f"there is no user {quoted(user)} on this host")
+        return Mind(name, limits=limits, **own)
+    if paths.USER and entry.pw_uid != os.getuid():
+        reading.refuse(("minds", name, "user"), "under a user's own service manager all minds are that user")
+    return Mind(
+        name,
+        user=user,
+        limits=limits,
+        uid=entry.pw_uid,
+        gid=entry.pw_gid,
+        groups=_groups(user, entry.pw_gid),
+        home=entry.pw_dir,
+        shell=entry.pw_shell or "/bin/sh",
+        **{"directory": entry.pw_dir or "/", **own},
+    )
+
+
+def _groups(user: str, gid: int) -> tuple[int, ...]:
+    # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
+    with suppress(OSError):
+        GROUPS.read_bytes()
+    return tuple(os.getgrouplist(user, gid))

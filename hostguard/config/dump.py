@@ -1,0 +1,107 @@
+"""The configuration as the values that a file would hold. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from hostguard.config.schema import UNLIMITED
+from hostguard.core.model import (
+    Config,
+    Limits,
+    Mind,
+    Schedule,
+    WakeOn,
+)
+
+HIDDEN = "(hidden)"
+
+
+def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
+    """The configuration in a file's own shape, defaults filled in; with `secrets`, reading it gives the same.
+
+    A mind's `turn` has only what differs from [turn]. Without `secrets` the values of `environment` are
+    hidden: not everybody who may ask the daemon may read the files.
+    """
+    turn = _limits(config.turn)
+    return {
+        "limits": {
+            "mind_concurrent_turns": config.mind_concurrent_turns,
+            "global_concurrent_turns": _or_unlimited(config.global_concurrent_turns),
+            "payload_max": config.payload_max,
+            "rows_per_mind": config.rows_per_mind,
+            "history_rows": config.history_rows,
+        },
+        "turn": turn,
+        "pressure": {**asdict(config.pressure), "tighten": _or_unlimited(config.pressure.tighten)},
+        "device": {"path": config.device_path},
+        "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
+        "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
+        "schedules": {name: _schedule_dict(schedule) for name, schedule in config.schedules.items()},
+        "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
+        "web": _web_dict(config, secrets),
+    }
+
+
+def _or_unlimited(value: int | float | None) -> int | float | str:
+    return UNLIMITED if value is None else int(value) if value == int(value) else value
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    shown = {item.name: _or_unlimited(getattr(limits, item.name)) for item in fields(limits)}
+    if limits.io_weight is None:  # a weight is a share: it can be unset, not unlimited
+        del shown["io_weight"]
+    return shown
+
+
+def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any]:
+    own = {key: value for key, value in _limits(mind.limits).items() if value != turn.get(key)}
+    default = Mind(mind.name)
+    shown = {
+        "command": list(mind.command),
+        "url": mind.url,
+        "unit": mind.unit,
+        "routes": mind.routes,
+        "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
+        "idle_end": mind.idle_end if mind.url else None,
+        "sleep_after": mind.sleep_after if mind.sleep_after != default.sleep_after else None,
+        "wake_on": _wake_dict(mind.wake_on),
+        "user": mind.user,
+        "directory": mind.directory,
+        "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
+        "concurrent_turns": mind.concurrent_turns,
+        "turn": own,
+    }
+    return {key: value for key, value in shown.items() if value not in ("", None, [], {})}
+
+
+def _wake_dict(wake: WakeOn) -> dict[str, Any]:
+    given = {item.name: getattr(wake, item.name) for item in fields(wake)}
+    default = WakeOn()
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if value != getattr(default, name)
+    }
+
+
+def _schedule_dict(schedule: Schedule) -> dict[str, Any]:
+    """A schedule in a file's own shape: what is set, without the name."""
+    shown = {item.name: getattr(schedule, item.name) for item in fields(schedule) if item.name != "name"}
+    if schedule.at is not None:
+        shown["at"] = datetime.fromtimestamp(schedule.at / 1000, UTC).isoformat()
+    return {name: value for name, value in shown.items() if value not in ("", None)}
+
+
+def _web_dict(config: Config, secrets: bool) -> dict[str, Any]:
+    shown = {
+        "listen": _address(config.web_listen) if config.web_listen else None,
+        "token": (f"sha256:{config.web_token}" if secrets else HIDDEN) if config.web_token else None,
+    }
+    return {key: value for key, value in shown.items() if value}
+
+
+def _address(listen: tuple[str, int]) -> str:
+    host, port = listen
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,203 @@
+"""The configuration: TOML files in, one model.Config out. What it does not know it refuses."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hostguard.config.build import Reading, build
+from hostguard.config.schema import KEYS, Key
+from hostguard.config.toml import KeyPath, quoted
+from hostguard.core import paths
+from hostguard.core.model import Config
+from hostguard.core.names import NAME_FAULTS
+
+FILE_MAX = 1 << 20  # bytes
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. `problems` has a sentence each; `sources` are the files tried."""
+
+    def __init__(self, problems: Sequence[str], sources: Sequence[str] = ()) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+        self.sources = tuple(sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and the file that each key in it came from."""
+
+    config: Config
+    origin: Mapping[KeyPath, str]
+
+
+def load(files: Sequence[Path] | None = None) -> Config:
+    """Read the host's configuration, or just `files`, later ones over earlier ones, key by key.
+
+    Blocks: reads files and asks for users. Raises ConfigError with every problem of every file.
+    """
+    return load_with_origin(files).config
+
+
+def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
+    """As `load`, and tells where each key came from."""
+    reading = Reading()
+    merged: dict[str, Any] = {}
+    unread = False
+    for file in host_files(paths.CONFIG, paths.DROP_INS) if files is None else files:
+        source = str(file)
+        reading.sources.append(source)
+        try:
+            table = _read(file)
+        except ConfigError as error:
+            reading.problems += error.problems
+            unread = True
+        else:
+            _merge(merged, _parse(table, _TREE, (), source, reading))
+    # What refers to a file that was not read would only look wrong.
+    config = Config() if unread else build(merged, reading)
+    if reading.problems:
+        raise ConfigError(reading.problems, reading.sources)
+    return Loaded(config, reading.origin)
+
+
+def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
+    """The main file, if there is one, then all drop-ins by file name; of one name, the first folder's.
+
+    Raises ConfigError for a folder that cannot be listed: its drop-ins must not be passed over in silence.
+    """
+    drop_ins: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError([f"{folder}: cannot be listed: {error.strerror}"]) from None
+        for name in names:
+            if name.endswith(".toml") and not name.startswith("."):  # not an editor's lock or swap file
+                drop_ins.setdefault(name, folder / name)
+    files = [drop_ins[name] for name in sorted(drop_ins)]
+    try:
+        main.lstat()
+    except FileNotFoundError:
+        return files
+    except OSError:
+        pass  # reading it will tell
+    return [main, *files]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    def refusal(text: str) -> ConfigError:
+        return ConfigError([f"{file}: {text}"])
+
+    try:
+        info = file.stat()
+        # Opening a FIFO would wait for ever. /dev/null masks a drop-in, as in systemd.
+        if not stat.S_ISREG(info.st_mode) and not file.samefile(os.devnull):
+            raise refusal("is not a regular file")
+        # It says which commands run as which user.
+        if os.geteuid() == 0 and stat.S_ISREG(info.st_mode) and info.st_mode & stat.S_IWOTH:
+            raise refusal(f"is writable by everyone; run: chmod o-w {file}")
+        with file.open("rb") as stream:
+            raw = stream.read(FILE_MAX + 1)
+    except OSError as error:
+        raise refusal(f"cannot be read: {error.strerror}") from None
+    if len(raw) > FILE_MAX:
+        raise refusal(f"is larger than {FILE_MAX} bytes")
+    try:
+        return tomllib.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise refusal(f"is not UTF-8 (line {line})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise refusal(f"is not TOML: {error}") from None
+    except (ValueError, RecursionError):  # tomllib's own limits: digits of a number, depth of nesting
+        raise refusal("is not usable TOML: a number is too long, or the nesting too deep") from None
+
+
+def _tree() -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, key in KEYS.items():
+        *tables, last = name.split(".")
+        node = tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[last] = key
+    return tree
+
+
+_TREE = _tree()
+
+
+def _parse(
+    table: dict[str, Any], tree: dict[str, Any], path: KeyPath, source: str, reading: Reading
+) -> dict[str, Any]:
+    """The values of one file's table; what is wrong in it goes to `reading` and is left out."""
+    good: dict[str, Any] = {}
+    for name, value in table.items():
+        here = (*path, name)
+        below = tree.get("*") or tree.get(name)
+        fault = NAME_FAULTS[path[0]](name) if "*" in tree else None
+        if below is None:
+            reading.refuse(here, _unknown(name, path, tree), source)
+        elif fault:
+            reading.refuse(here, fault, source)
+        elif isinstance(below, Key):
+            reading.origin[here] = source
+            try:
+                good[name] = below.parse(value)
+                if isinstance(value, dict):
+                    reading.origin.update(dict.fromkeys(((*here, item) for item in value), source))
+            except ValueError as error:
+                detail = f" ({error})" if str(error) else ""
+                found = "something else" if below.secret else _found(value)
+                reading.refuse(here, f"found {found}{detail}; allowed: {below.allowed}", source)
+        elif isinstance(value, dict):
+            reading.origin[here] = source
+            good[name] = _parse(value, below, here, source, reading)
+        else:
+            reading.refuse(here, f"found {_found(value)}; allowed: a table", source)
+    return good
+
+
+def _unknown(name: str, path: KeyPath, tree: dict[str, Any]) -> str:
+    elsewhere = [key for key in KEYS if key.rpartition(".")[2] == name]
+    # Best in the same section: limits of one mind are often looked for beside its command.
+    elsewhere.sort(key=lambda key: not path or key.partition(".")[0] != path[0])
+    guess = [key.replace("*", "NAME") for key in elsewhere] or difflib.get_close_matches(name, tree, n=1)
+    hint = f" Did you mean {guess[0]}?" if guess else ""
+    return f"unknown key.{hint} Allowed here: {', '.join(tree)}"
+
+
+def _found(value: Any) -> str:
+    match value:
+        case bool():
+            return f"{str(value).lower()}, a boolean"
+        case int():
+            return str(value) if value.bit_length() <= 64 else "a number beyond 64 bits"
+        case float():
+            return f"{value}, a float"
+        case str():
+            return quoted(value if len(value) <= 60 else value[:60] + "...")
+        case list():
+            return "an empty list" if not value else "a list"
+        case dict():
+            return "a table"
+        case _:
+            return "a date or time"
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> None:
+    for name, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(name), dict):
+            _merge(base[name], value)
+        else:
+            base[name] = value

@@ -1,0 +1,336 @@
+"""The keys of the configuration: what each may hold, in words and as a parser. Pure.
+
+A parser takes what tomllib read and returns the value in the unit that model.py states. It raises ValueError,
+with a detail if one helps, for anything else. In a key's name `*` stands for a name that the user chooses
+(names.py).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hostguard.core.names import SESSION_MAX, own_session
+
+UNLIMITED = "unlimited"
+CHANNEL_MINDS_MAX = 1000
+DAY = 86_400
+TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
+_INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": DAY}
+_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: how its value is read, and what it may be, as the end of "allowed: ".
+
+    What is `secret` is shown in no message, though it be wrong.
+    """
+
+    parse: Callable[[Any], Any]
+    allowed: str
+    secret: bool = False
+
+
+def duration(text: str) -> int:
+    """Seconds of a length of time such as "90s", "15m", "1h 30min" or "45". Raises ValueError."""
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    if not re.fullmatch(r"\s*([0-9]{1,18}\s*(s|min|m|h|d)\s*)+", text):
+        raise ValueError
+    return sum(int(count) * _SECONDS[unit] for count, unit in re.findall(r"([0-9]+)\s*(s|min|m|h|d)", text))
+
+
+def size(text: str, base: int) -> int:
+    """A number with an optional suffix K, M, G or T, each `base` times the one before. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)", text)
+    if not match:
+        raise ValueError
+    return int(match[1]) * int(base ** _POWER[match[2]])
+
+
+def _within(value: Any, low: int, high: int) -> int:
+    # bool is an int to Python, but `true` is no number to the one who wrote it.
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _whole(low: int, high: int) -> Key:
+    return Key(lambda value: _within(value, low, high), f"a whole number from {low} to {high}")
+
+
+def _sized(unit: str, base: int, low: str, high: str | None = None) -> Key:
+    least, most = size(low, base), size(high, base) if high else _INT64
+    bounds = f"from {low} to {high}" if high else f"at least {low}"
+
+    def parse(value: Any) -> int:
+        return _within(size(value, base) if isinstance(value, str) else value, least, most)
+
+    return Key(parse, f"{unit}, {bounds}: a number, or a string with K, M, G or T (times {base})")
+
+
+def _time(low: int, high: int, words: str) -> Key:
+    def parse(value: Any) -> int:
+        return _within(duration(value) if isinstance(value, str) else value, low, high)
+
+    return Key(parse, f'{words}: whole seconds, or a string such as "90s", "15m", "2h", "1h 30min"')
+
+
+def _seconds(low: float, high: float, words: str) -> Key:
+    def parse(value: Any) -> float:
+        if isinstance(value, str):
+            match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)", value)
+            value = float(match[1]) / (1000 if match[2] == "ms" else 1) if match else duration(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Key(parse, f'{words}: a number of seconds, or a string such as "500ms", "1.5s", "2min"')
+
+
+def _or_unlimited(key: Key) -> Key:
+    return Key(
+        lambda value: None if value == UNLIMITED else key.parse(value), f'{key.allowed}, or "{UNLIMITED}"'
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    if "\0" in value:
+        raise ValueError("it holds a NUL character")
+    if not value:
+        raise ValueError("it is empty")
+    return value
+
+
+def _absolute(value: Any) -> str:
+    if not _text(value).startswith("/"):
+        raise ValueError("it does not begin with /")
+    return str(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError
+    for i, item in enumerate(value):
+        try:
+            _text(item)
+        except ValueError as error:
+            raise ValueError(f"item {i + 1}: {str(error) or 'it is no string'}") from None
+    return tuple(value)
+
+
+def _command(value: Any) -> tuple[str, ...]:
+    words = _texts(value)
+    if not words[0].startswith("/"):
+        raise ValueError(f"the program {words[0]!r} does not begin with /")
+    return words
+
+
+def _members(value: Any) -> tuple[str, ...]:
+    names = _texts(value)
+    if len(names) > CHANNEL_MINDS_MAX:
+        raise ValueError(f"it names {len(names)} minds")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f'it names "{twice[0]}" twice')
+    return names
+
+
+def _environment(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError
+    # Values may be secrets, so that no detail shows one.
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r} cannot name a variable")
+        if name.startswith("HOSTGUARD_"):
+            raise ValueError(f"{name} is for hostguard itself to set")
+        if not isinstance(text, str) or "\0" in text:
+            raise ValueError(f"the value of {name} is no string without NUL")
+    return value
+
+
+def _device(value: Any) -> str:
+    return value if value in ("auto", "none") else _absolute(value)
+
+
+def _url(value: Any) -> str:
+    match = re.fullmatch(r"(http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+))(:[0-9]{1,5})?(/.*)?", _text(value))
+    if match is None:
+        raise ValueError
+    address, host, port, path = match.groups()
+    if path not in (None, "/"):
+        raise ValueError("it has a path: the guard adds /message itself")
+    if port is None or not 0 < int(port[1:]) < 65536:
+        raise ValueError("it has no port")
+    if host.startswith("["):
+        ipaddress.IPv6Address(host[1:-1])  # raises ValueError by itself
+    return f"{address}{port}"
+
+
+def _unit(value: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9:_.\\@-]{1,247}\.service", _text(value)):
+        raise ValueError
+    if value.endswith("@.service"):
+        raise ValueError("it is a template: name an instance of it")
+    if value == "hostguard.service" or value.startswith("hostguard-turn-"):
+        raise ValueError("it is hostguard's own")
+    return str(value)
+
+
+def _token(value: Any) -> str:
+    match = re.fullmatch(r"sha256:([0-9a-f]{64})", _text(value))
+    if match is None:
+        raise ValueError
+    return match[1]
+
+
+def _listen(value: Any) -> tuple[str, int]:
+    match = re.fullmatch(r"(127\.0\.0\.1|localhost|\[::1\]):([0-9]{1,5})", _text(value))
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError
+    return ("127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")), int(match[2])
+
+
+def _globs(value: Any) -> tuple[str, ...]:
+    return () if value == [] else _texts(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _one_of(*words: str) -> Key:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Key(parse, f"one of {', '.join(json.dumps(word) for word in words)}")
+
+
+def _at(value: Any) -> int:
+    """ms since the epoch; a time without a zone is the host's."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        raise ValueError
+    return _within(round(value.timestamp() * 1000), 0, TIME_MAX)
+
+
+def _cron(value: Any) -> str:
+    from hostguard.core.cron import cron_fault
+
+    if fault := cron_fault(_text(value)):
+        raise ValueError(fault)
+    return str(value)
+
+
+def _zone(value: Any) -> str:
+    try:
+        zoneinfo.ZoneInfo(_text(value))
+    except (zoneinfo.ZoneInfoNotFoundError, OSError):
+        raise ValueError("this host does not know it") from None
+    return str(value)
+
+
+def _session(value: Any) -> str:
+    name = _text(value)
+    if len(name) > SESSION_MAX or not name.isprintable() or own_session(name):
+        raise ValueError
+    return name
+
+
+SCHEDULE = {
+    "mind": Key(_text, "the name of a configured mind"),
+    "cron": Key(_cron, 'minute hour day month weekday, such as "*/15 8-18 * * mon-fri"'),
+    "at": Key(
+        _at, "a date and time, such as 2026-12-24T18:00:00+01:00; without a zone it is the host's time"
+    ),
+    "message": Key(_text, "a string"),
+    "script": Key(_text, "a string: a command line for the shell of the mind's user"),
+    "session": Key(_session, f'a session\'s name of at most {SESSION_MAX} characters, or "$new"'),
+    "timezone": Key(_zone, 'the name of a time zone, such as "Europe/Berlin"'),
+    "catch_up": _one_of("skip", "once", "all"),
+    "catch_up_window": _time(0, 30 * DAY, "0 seconds to 30 days"),
+    "while_sleeping": _one_of("skip", "queue", "trigger-wake"),
+    "enabled": Key(_flag, "true or false"),
+}
+
+_COUNT = _whole(0, 1_000_000)
+_BANDWIDTH = _or_unlimited(_sized("bytes per second", 1000, "1"))
+_IOPS = _or_unlimited(_whole(1, 2**32 - 1))  # the kernel keeps io.max's IOPS in 32 bits
+_MEMORY = _or_unlimited(_sized("bytes", 1024, "1M"))
+
+_TURN = {
+    "io_weight": _whole(1, 10_000),
+    "read_bandwidth": _BANDWIDTH,
+    "write_bandwidth": _BANDWIDTH,
+    "read_iops": _IOPS,
+    "write_iops": _IOPS,
+    "memory_high": _MEMORY,
+    "memory_max": _MEMORY,
+    "tasks_max": _or_unlimited(_whole(1, 2**22)),  # the kernel's PID_MAX_LIMIT
+    "max_turn": _or_unlimited(_time(1, 30 * DAY, "1 second to 30 days")),
+}
+
+PRESSURE = {
+    "floor": _whole(1, 1_000_000),
+    "stall_after": _seconds(0.5, 60, "0.5 to 60 seconds"),
+    "strained_after": _seconds(1, 600, "1 second to 10 minutes"),
+    "strained_await": _seconds(0.002, 60, "2 ms to 60 seconds"),
+    "calm_await": _seconds(0.001, 60, "1 ms to 60 seconds"),
+    "strained_psi": _whole(1, 100),
+    "hold_off": _seconds(1, 3600, "1 second to 1 hour"),
+    "calm_window": _seconds(1, 3600, "1 second to 1 hour"),
+    "on_stall": _one_of("none", "freeze"),
+    "freeze_max": _seconds(1, 60, "1 to 60 seconds"),
+    "tighten": _BANDWIDTH,
+}
+
+KEYS: dict[str, Key] = {
+    "limits.mind_concurrent_turns": _COUNT,
+    "limits.global_concurrent_turns": _or_unlimited(_COUNT),
+    "limits.payload_max": _sized("bytes", 1024, "1K", "64M"),
+    "limits.rows_per_mind": _whole(1, 1_000_000),
+    "limits.history_rows": _whole(0, 1_000_000),
+    **{f"turn.{name}": key for name, key in _TURN.items()},
+    **{f"pressure.{name}": key for name, key in PRESSURE.items()},
+    "device.path": Key(_device, '"auto", "none", or an absolute path'),
+    "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
+    "minds.*.url": Key(_url, 'the address of its server, as "http://127.0.0.1:4100"'),
+    "minds.*.unit": Key(
+        _unit, 'the name of the service that runs its server, as "hostguard-mind@alice.service"'
+    ),
+    "minds.*.routes": Key(_absolute, "the absolute path of its routes.json"),
+    "minds.*.token": Key(
+        _token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256', secret=True
+    ),
+    "minds.*.idle_end": _time(1, 30 * DAY, "1 second to 30 days"),
+    "minds.*.sleep_after": _time(0, 30 * DAY, "0 seconds to 30 days"),
+    "minds.*.wake_on.dm": Key(_flag, "true or false"),
+    "minds.*.wake_on.mention": Key(_flag, "true or false"),
+    "minds.*.wake_on.channels": Key(_globs, "a list of patterns, in which * stands for any characters"),
+    "minds.*.wake_on.senders": Key(_globs, "a list of patterns, in which * stands for any characters"),
+    "minds.*.user": Key(_text, "the name of a user of this host"),
+    "minds.*.directory": Key(_absolute, "an absolute path"),
+    "minds.*.environment": Key(_environment, "a table of strings"),
+    "minds.*.concurrent_turns": _COUNT,
+    **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
+    "events.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4200"'),
+    "web.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4300"'),
+    "web.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of a token\'s SHA-256', secret=True),
+    **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
+    "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
+}

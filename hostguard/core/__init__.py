@@ -1,0 +1,1 @@
+"""Values, names and rules that every other package builds on. No I/O."""

@@ -1,0 +1,292 @@
+"""The values that hostguard's parts hand to each other. All are frozen; none does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from hostguard.pressure.rule import Settings
+
+
+class State(StrEnum):
+    """Where a delivery is in its life, as stored. A held row is QUEUED: a hold is never stored."""
+
+    QUEUED = "queued"
+    DELIVERING = "delivering"
+    BATCHING = "batching"  # in a batch's buffer, until it is flushed
+    GATED = "gated"  # kept: no route of the mind matches its channel
+    DONE = "done"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    BATCHED = "batched"  # went out in a batch: result["delivery"] is its row
+    SKIPPED = "skipped"  # not for the mind (filtered, asleep, archived): result["reason"] says why
+
+    @property
+    def final(self) -> bool:
+        """True once nothing more happens to the row by itself."""
+        return self not in PENDING
+
+
+PENDING = (State.QUEUED, State.DELIVERING, State.BATCHING, State.GATED)
+
+
+class Reason(StrEnum):
+    """Why a row does not start now."""
+
+    PAUSED = "paused"
+    MIND_PAUSED = "mind_paused"
+    ASLEEP = "asleep"
+    NOT_DUE = "not_due"
+    CALLER_AWAY = "caller_away"
+    UNKNOWN_MIND = "unknown_mind"
+    SESSION_BUSY = "session_busy"
+    MIND_BUSY = "mind_busy"
+    GLOBAL_CAP = "global_cap"
+    PRESSURE = "pressure"
+    MIND_DOWN = "mind_down"  # a resident mind's server does not take connections
+    NO_SYSTEMD = "no_systemd"
+    NO_WRITES = "no_writes"  # the card is full, read-only, or gone: a turn's end could not be stored
+    RESTART = "restart"  # held since before the guard was started: the reason of then is not stored
+
+
+class Kind(StrEnum):
+    """What a row starts."""
+
+    MESSAGE = "message"  # from somebody: the mind gets the payload
+    SCHEDULE = "schedule"  # these, too, bring the mind their payload; they tell where it comes from
+    SYSTEM = "system"
+    WAKE = "wake"
+    LIFECYCLE = "lifecycle"
+    NOTICE = "notice"
+    BATCH = "batch"  # messages that were gathered
+    RUN = "run"  # the process of a waiting `hostguard run`
+    SCRIPT = "script"  # a schedule's script, as the mind's user; what it prints becomes a row
+    FILE = "file"  # a route's file, as the mind's user: the message is appended to it
+
+    @property
+    def delivers(self) -> bool:
+        """Whether the mind itself gets the payload."""
+        return self not in (Kind.RUN, Kind.SCRIPT, Kind.FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one turn's scope, of a slice, or of a mind's own table. None = no limit of this kind.
+
+    Units: weights 1..10000 (cgroup v2 io.weight), bandwidth bytes/s, IOPS operations/s, memory bytes,
+    max_turn seconds.
+    """
+
+    io_weight: int | None = None
+    read_bandwidth: int | None = None
+    write_bandwidth: int | None = None
+    read_iops: int | None = None
+    write_iops: int | None = None
+    memory_high: int | None = None
+    memory_max: int | None = None
+    tasks_max: int | None = None
+    max_turn: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeOn:
+    """What wakes a sleeping mind, beside a message that asks for it. Globs: `*` only."""
+
+    dm: bool = True
+    mention: bool = True  # @name
+    channels: tuple[str, ...] = ()
+    senders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A message or a script at set times: `cron`, or once `at` (ms since the epoch)."""
+
+    name: str
+    mind: str
+    cron: str | None = None
+    at: int | None = None
+    message: str | None = None
+    script: str | None = None
+    session: str = "main"  # "$new": one of its own each time
+    timezone: str = ""  # IANA name; "" = the host's
+    catch_up: str = "once"  # of times missed while the guard was away: skip, once or all
+    catch_up_window: int = 86_400  # seconds: what was missed longer ago is only logged
+    while_sleeping: str = ""  # "" (by the mind's wake triggers), skip, queue or trigger-wake
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mind:
+    """A configured mind. `user` is resolved once, when the configuration is read.
+
+    Exec: `command` is run once per turn. Resident: `url` is that of its HTTP server, http://host:port, and
+    `unit` the service that runs it. `idle_end` and `sleep_after` are seconds.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    unit: str | None = None
+    routes: str | None = None  # path of its routes.json
+    token: str | None = None  # SHA-256 of its token, hex; None: one made by `hostguard mind token`, if any
+    idle_end: float = 600  # a turn without `done` ends after its processes were idle this long
+    wake_on: WakeOn = WakeOn()
+    sleep_after: float = 60  # a mind that a message woke sleeps again after this long without a turn
+    user: str = ""
+    directory: str = "/"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    concurrent_turns: int | None = None  # None: limits.mind_concurrent_turns
+    limits: Limits = Limits()  # already merged over [turn]
+    uid: int = 65534  # nobody, for a mind without a command
+    gid: int = 65534
+    groups: tuple[int, ...] = ()
+    home: str = "/"
+    shell: str = "/bin/sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration, after defaults. `sources` lists the files read, in order."""
+
+    mind_concurrent_turns: int = 1
+    global_concurrent_turns: int | None = None  # None = unlimited, 0 = start nothing
+    device_path: str = "auto"
+    payload_max: int = 1 << 20  # bytes
+    rows_per_mind: int = 10_000
+    history_rows: int = 10_000  # finished rows kept
+    turn: Limits = Limits()
+    pressure: Settings = field(default_factory=Settings)
+    minds: Mapping[str, Mind] = field(default_factory=dict)
+    channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "#name" -> minds
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    events_listen: tuple[str, int] | None = None  # loopback address and port of the minds' endpoint
+    web_listen: tuple[str, int] | None = None  # and of the pages and metrics for people and their tools
+    web_token: str | None = None  # SHA-256, hex, of the token to act there; None: they are only to be read
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the gate needs of a queued delivery. Times are ms since the epoch, UTC."""
+
+    id: int
+    mind: str
+    session: str
+    not_before: int = 0
+    kind: Kind = Kind.MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row to store of a message: for whom, where in its life it begins, and what it starts."""
+
+    mind: str
+    session: str
+    state: State = State.QUEUED  # QUEUED, BATCHING, GATED or SKIPPED
+    kind: Kind = Kind.MESSAGE
+    result: Mapping[str, Any] = field(default_factory=dict)  # of SKIPPED: {"outcome", "reason"}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset.
+
+    `posted_at`: when a resident mind confirmed it.
+    """
+
+    id: int
+    mind: str
+    session: str
+    state: State
+    kind: Kind
+    key: str | None
+    sender: str | None
+    channel: str | None
+    created_at: int
+    not_before: int
+    expires_at: int
+    attempts: int
+    turn: str | None
+    started_at: int
+    ended_at: int
+    result: Mapping[str, Any]
+    posted_at: int = 0
+
+    @property
+    def row(self) -> Row:
+        """The part the gate sees."""
+        return Row(self.id, self.mind, self.session, self.not_before, self.kind)
+
+
+class Waited(NamedTuple):
+    """How long a row waited since it was due, in ms, and what for; None if it was not held."""
+
+    ms: int
+    behind: str | None
+    reason: Reason | None = None
+
+
+NOT_HELD = Waited(0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTurn:
+    """A slot in use: a scope that is live, or a start in flight. `id` is None for a scope not ours."""
+
+    unit: str
+    mind: str
+    session: str | None = None
+    id: str | None = None
+    takes_input: bool = False  # a resident mind's turn: more messages of its session fold into it
+
+
+@dataclass(frozen=True, slots=True)
+class MindView:
+    """What the gate knows of one mind."""
+
+    name: str
+    cap: int
+    paused: bool = False
+    asleep: bool = False
+    live: tuple[LiveTurn, ...] = ()
+    down: str | None = None  # a resident mind that takes no connections: why
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """What the gate knows of the host. `cap` None = unlimited; `effective_cap` is what pressure allows."""
+
+    live: int
+    oldest: str | None = None  # the longest-running live unit, named as the blocker of a full cap
+    cap: int | None = None
+    effective_cap: int | None = None
+    paused: bool = False
+    systemd: bool = True  # False while the bus is lost: nothing is started unseen
+    writes: bool = True  # False while the database takes none: what ended would run again at the next boot
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The row starts a turn now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """The row goes into a live turn of its session; it starts no process."""
+
+    turn: LiveTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The row waits. `blocker` names what it waits for, in words a person can act on."""
+
+    reason: Reason
+    blocker: str
+
+
+Verdict = Start | Fold | Hold

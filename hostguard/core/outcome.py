@@ -1,0 +1,124 @@
+"""How a turn ended, and what is stored of it. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hostguard.core.model import Kind, Waited
+from hostguard.linux.usage import Usage
+
+ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a turn's stub wrote. `released`: the command may have run. At its end: `exit` or `signal`."""
+
+    released: bool = False
+    not_started: str | None = None
+    exit: int | None = None
+    signal: int | None = None
+    account: Mapping[str, int] = field(default_factory=dict)
+    anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
+    output: str = ""  # of a script
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a turn ended. `failed`: it counts as an attempt and is tried again."""
+
+    outcome: str  # exited, stopped, timeout, killed, not_started, dismissed
+    reason: str
+    exit: int | None = None  # the command's status; 128 + n if signal n ended it, as shells say it
+    failed: bool = False
+    back: bool = False  # never ran: back to its place in the queue, no attempt counted
+    pause_ms: int = 0  # before it is offered again
+
+
+NEVER_BEGAN = Ending("stopped", "was asked to stop before it began")
+
+
+def ending(
+    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, kind: Kind = Kind.MESSAGE
+) -> Ending:
+    """Classify an end. `stopped`: somebody asked for it; `ran_s`: seconds since the start.
+
+    A command's own exit, whatever its status, is an end. Death by a signal that nobody asked for is a
+    crash: it counts as an attempt, so that a payload that kills its mind ends as a dead letter. A file that
+    could not be written is tried again, too.
+    """
+    if record is None:
+        return Ending("killed", "the host was restarted during the turn", failed=True)
+    if record.not_started is not None:
+        return Ending("not_started", record.not_started, failed=True)
+    if not record.released:
+        return Ending("dismissed", "the guard stopped before the command was let run", back=True)
+    number = record.signal
+    status = 128 + number if number is not None else record.exit
+    if stopped:
+        return Ending("stopped", "was asked to stop", status)
+    overdue = max_turn is not None and ran_s >= max_turn
+    if overdue and (status is None or number in (signal.SIGTERM, signal.SIGKILL)):
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", status)
+    if status is None:
+        return Ending("killed", "all its processes were killed", failed=True)
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return Ending("stopped", f"ended by {_name(number)}", status)
+    if number is not None:
+        return Ending("killed", f"died of {_name(number)}", status, failed=True)
+    return Ending("exited", f"exit status {status}", status, failed=kind is Kind.FILE and status != 0)
+
+
+def resident_ending(
+    record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, posted: bool, ours: bool
+) -> Ending:
+    """How a turn of a resident mind ended of which only is known that its scope is empty.
+
+    `posted`: the mind confirmed the message. One that it did not is offered again, with the same key; that
+    counts as an attempt if the mind had all of max_turn for it. `ours`: no earlier guard began the turn, and
+    did not come to post it.
+    """
+    if max_turn is not None and ran_s >= max_turn and record is not None and (posted or ours):
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", failed=not posted)
+    if stopped:
+        return Ending("stopped", "was asked to stop")
+    if not posted:
+        return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
+    if record is None:
+        return Ending("gone", "the host was restarted during the turn")
+    return Ending("gone", "its processes are gone")
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def result(
+    end: Ending, record: Record | None, run_ms: int, waited: Waited, used: Usage | None = None
+) -> dict[str, Any]:
+    """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none.
+
+    `used` tells of a turn without a record of its own. What it sums up over processes is left out: those of a
+    resident mind worked before the turn, too.
+    """
+    account = record.account if record else {}
+    cpu = account.get("cpu_usec")
+    scope = used if used is not None and used.counted == "scope" else None
+    return {
+        "outcome": end.outcome,
+        "exit": end.exit,
+        "reason": end.reason,
+        "run_ms": run_ms,
+        "held_ms": waited.ms,
+        "held_for": waited.reason,
+        "cpu_ms": cpu // 1000 if cpu is not None else used and used.cpu_ms,
+        "memory_peak": account.get("memory_peak"),
+        "read_bytes": account.get("read_bytes", scope and scope.read_bytes),
+        "write_bytes": account.get("write_bytes", scope and scope.write_bytes),
+    }

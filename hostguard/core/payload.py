@@ -1,0 +1,141 @@
+"""What a mind is told of a delivery: the stored payload, made whole for the one who gets it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hostguard.core.model import Delivery, Kind, Schedule
+
+CHANNEL = "@volute"  # volute.md: how a mind of today knows a message of the system
+SENDER = "volute"
+NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute tells so
+RESIDENT_FIELDS = (
+    "channel", "sender", "content", "session", "conversationId", "platform", "isDM", "participants",
+    "participantCount", "typing", "interrupt", "instructions", "batch",
+)  # fmt: skip
+
+
+def compact(payload: Mapping[str, Any]) -> bytes:
+    """A payload as it is stored. Raises UnicodeEncodeError, ValueError for what JSON or UTF-8 cannot hold."""
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def describe(row: Delivery, raw: bytes) -> str:
+    """What `systemctl status` shows of the turn's scope."""
+    if row.kind is Kind.RUN:
+        given = json.loads(raw)
+        return f"{row.mind}: {given['description'] or given['argv0'] or 'hostguard run'}"
+    sender = f" from {row.sender}" if row.sender else ""
+    channel = f" in {row.channel}" if row.channel else ""
+    return f"{row.mind}: {row.kind} {row.id}{sender}{channel}, session {row.session}"
+
+
+def told(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload with a channel: a message that was sent to no channel is a direct one, in its sender's."""
+    if payload.get("channel") is not None:
+        return dict(payload)
+    sender = payload.get("sender") or "hostguard"
+    return {"isDM": True, **payload, "channel": f"@{sender}"}
+
+
+def system_payload(minds: tuple[str, ...], content: Any) -> bytes:
+    """The payload of a message of the guard's own."""
+    return json.dumps(_of_system(minds, content), ensure_ascii=False).encode()
+
+
+def scheduled(schedule: Schedule) -> dict[str, Any]:
+    """The payload of a schedule's message, or of the row of its script."""
+    payload = _of_system((schedule.mind,), f"[{schedule.name}] {schedule.message}")
+    if schedule.script is not None:
+        payload |= {"content": None, "script": schedule.script}
+    return payload
+
+
+def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
+    return {
+        "content": content,
+        "channel": CHANNEL,
+        "sender": SENDER,
+        "isDM": True,
+        "participants": [SENDER, *minds],
+        "interrupt": False,
+    }
+
+
+def note(waited_ms: int, behind: str | None) -> str | None:
+    """The sentence that tells a mind of a long wait; None if there is nothing to tell.
+
+    `behind` is a unit, or a reason in words.
+    """
+    if waited_ms <= NOTE_MS:
+        return None
+    minutes, seconds = divmod(waited_ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    length = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    why = (f": {behind}" if " " in behind else f", behind {behind}") if behind else ""
+    return f"[hostguard held this message for {length}{why}]"
+
+
+def for_exec(row: Delivery, raw: bytes, waited_ms: int, behind: str | None) -> bytes:
+    """The standard input of an exec mind's turn."""
+    payload = json.loads(raw)
+    payload["session"] = row.session
+    _tell_wait(payload, waited_ms, behind)
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def for_resident(
+    row: Delivery, raw: bytes, waited_ms: int, behind: str | None, instructions: str | None
+) -> dict[str, Any]:
+    """The body of a resident mind's `POST /message`: volute.md. `instructions` are the session's."""
+    payload = told(json.loads(raw))
+    payload["session"] = row.session
+    given = [text for text in (instructions, payload.get("instructions")) if text]
+    if given:
+        payload["instructions"] = "\n".join(given)
+    content = payload.get("content")
+    if content is not None and not isinstance(content, str) and not _is_parts(content):
+        payload["content"] = json.dumps(content, ensure_ascii=False)
+    _tell_wait(payload, waited_ms, behind)
+    return {name: payload[name] for name in RESIDENT_FIELDS if name in payload}
+
+
+def _tell_wait(payload: dict[str, Any], waited_ms: int, behind: str | None) -> None:
+    """Say in the content, where it is one that a mind reads, that it waited; and as numbers beside it."""
+    text = note(waited_ms, behind)
+    if text is None:
+        return
+    payload["held"] = {"ms": waited_ms, "behind": behind}
+    if "batch" in payload:
+        for messages in payload["batch"]["channels"].values():
+            if messages:
+                messages[0]["content"] = _prefixed(messages[0].get("content"), text)
+                return
+    payload["content"] = _prefixed(payload.get("content"), text)
+
+
+def _prefixed(content: Any, text: str) -> Any:
+    if isinstance(content, str):
+        return f"{text}\n{content}"
+    if _is_parts(content):
+        return [{"type": "text", "text": text}, *content]
+    return content
+
+
+def _is_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+
+
+def file_line(row: Delivery, raw: bytes) -> bytes:
+    """The line that a route to a file appends: when, where, who and what; one line, whatever it holds."""
+    payload = told(json.loads(raw))
+    content = payload.get("content")
+    kept = {
+        "at": row.created_at,
+        "channel": payload["channel"],
+        "sender": payload.get("sender"),
+        "content": content,
+    }
+    return json.dumps(kept, ensure_ascii=False).encode() + b"\n"

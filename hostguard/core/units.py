@@ -1,0 +1,137 @@
+"""Names and properties of hostguard's units, for either D-Bus library. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hostguard.core.model import Limits
+
+SLICE = "hostguard.slice"
+UNIT_NAME_MAX = 255  # systemd's UNIT_NAME_MAX is 256 with the NUL
+_PLAIN = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:_.")
+_TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
+
+Property = tuple[str, str, Any]
+
+
+def escape(text: str) -> str:
+    r"""As systemd-escape(1), but "/" becomes \x2f, so that no two texts share a name."""
+    raw = text.encode()
+    return "".join(
+        chr(byte) if byte in _PLAIN and not (i == 0 and byte == 0x2E) else f"\\x{byte:02x}"
+        for i, byte in enumerate(raw)
+    )
+
+
+def unescape(text: str) -> str:
+    """The inverse of `escape`."""
+    raw = re.sub(rb"\\x([0-9a-f]{2})", lambda m: bytes([int(m[1], 16)]), text.encode())
+    return raw.decode(errors="replace")
+
+
+def turn_unit(mind: str, turn: str) -> str:
+    """The scope of one turn."""
+    return f"hostguard-turn-{escape(mind)}-{turn}.scope"
+
+
+def mind_slice(mind: str) -> str:
+    """The slice of all of one mind's turns."""
+    return f"hostguard-{escape(mind)}.slice"
+
+
+def parse_turn_unit(unit: str) -> tuple[str, str] | None:
+    """(mind, turn id) of a turn's scope, or None for any other unit."""
+    match = _TURN.fullmatch(unit)
+    return (unescape(match["mind"]), match["turn"]) if match else None
+
+
+def slice_mind(name: str) -> str | None:
+    """The mind whose slice this is; "" for hostguard.slice itself; None for a slice not ours."""
+    if name == SLICE:
+        return ""
+    if name.startswith("hostguard-") and name.endswith(".slice"):
+        return unescape(name.removeprefix("hostguard-").removesuffix(".slice").split("-")[0])
+    return None
+
+
+def unit_of_cgroup(cgroup: str, root: str) -> tuple[str, str] | None:
+    """The unit whose cgroup this is or is in, and the path below that, "" or "/...".
+
+    Both are paths as in /proc/PID/cgroup; the manager's units hang from `root`. None: it is no unit's.
+    """
+    prefix = root.rstrip("/") + "/"
+    if not cgroup.startswith(prefix):
+        return None
+    parts = cgroup.removeprefix(prefix).split("/")
+    while parts and parts[0].endswith(".slice"):
+        del parts[0]
+    if not parts or not parts[0].endswith((".service", ".scope")):
+        return None
+    return parts[0], "".join(f"/{part}" for part in parts[1:])
+
+
+def scope_properties(
+    mind: str,
+    description: str,
+    limits: Limits,
+    device: str | None,
+    pids: Sequence[int],
+    delegate: bool = False,
+) -> list[Property]:
+    """Properties for StartTransientUnit as (name, D-Bus signature, value).
+
+    `device` is the block device node that per-device limits go to; without one they are left out.
+    Bandwidths are bytes/s, RuntimeMaxUSec is µs. With `delegate` more processes can be attached later.
+    """
+    props: list[Property] = [
+        ("Description", "s", description),
+        ("Slice", "s", mind_slice(mind)),
+        # Without it failed scopes pile up (bigbluebutton#24088: 130,786 units).
+        ("CollectMode", "s", "inactive-or-failed"),
+        ("PIDs", "au", list(pids)),
+        ("CPUAccounting", "b", True),
+        ("MemoryAccounting", "b", True),
+        ("TasksAccounting", "b", True),
+        ("IOAccounting", "b", True),
+    ]
+    for name, value in (
+        ("IOWeight", limits.io_weight),
+        ("MemoryHigh", limits.memory_high),
+        ("MemoryMax", limits.memory_max),
+        ("TasksMax", limits.tasks_max),
+    ):
+        if value is not None:
+            props.append((name, "t", value))
+    if device is not None:
+        for name, value in (
+            ("IOReadBandwidthMax", limits.read_bandwidth),
+            ("IOWriteBandwidthMax", limits.write_bandwidth),
+            ("IOReadIOPSMax", limits.read_iops),
+            ("IOWriteIOPSMax", limits.write_iops),
+        ):
+            if value is not None:
+                props.append((name, "a(st)", [[device, value]]))  # dbus-next takes lists alone
+    if delegate:
+        props.append(("Delegate", "b", True))
+    if limits.max_turn is not None:
+        props.append(("RuntimeMaxUSec", "t", int(limits.max_turn * 1_000_000)))
+    return props
+
+
+def spawner_properties(argv: Sequence[str]) -> list[Property]:
+    """Properties of the service that turns' commands are forked from, as `scope_properties`.
+
+    It is protected as hostguard.service is, and has no sandbox: the turns would inherit it.
+    """
+    return [
+        ("Description", "s", "Starts the turns of AI minds for hostguard"),
+        ("Type", "s", "exec"),
+        ("ExecStart", "a(sasb)", [[argv[0], list(argv), False]]),
+        ("Environment", "as", ["LANG=C.UTF-8"]),
+        ("CollectMode", "s", "inactive-or-failed"),
+        ("OOMScoreAdjust", "i", -900),
+        ("CPUWeight", "t", 1000),
+        ("IOWeight", "t", 1000),
+    ]

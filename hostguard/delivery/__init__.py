@@ -1,0 +1,1 @@
+"""A message from its arrival to its rows in the queue."""

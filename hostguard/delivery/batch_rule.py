@@ -1,0 +1,118 @@
+"""When the messages that are gathered for a session of a mind go out. Pure.
+
+The rules are volute.md's: a pause in the talk while the session is idle, the longest wait even while it is
+busy, a trigger, many messages, or somebody new who speaks in a channel that the running turn is about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hostguard.core.payload import told
+from hostguard.delivery.routes import Batch
+
+MESSAGES_MAX = 50  # Volute's own: as many go out at once
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A message that waits. `at`: when it came, in seconds of a clock that never jumps."""
+
+    id: int
+    at: float
+    batch: Batch
+    size: int = 0  # bytes of its payload
+    urgent: bool = False  # it has a trigger, or `interrupt`
+    interrupt: bool = False  # somebody new spoke: the turn is to hear it now
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the session does. `idle_since` is only read while it is not busy."""
+
+    busy: bool = False
+    idle_since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the session's running turn was last told: by whom, where, and when."""
+
+    senders: frozenset[str]
+    channels: frozenset[str]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The first `count` messages go out now."""
+
+    count: int
+    interrupt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing goes out before `until`; None: nothing waits."""
+
+    until: float | None
+
+
+def decide(items: Sequence[Item], session: Session, now: float, bytes_max: int) -> Flush | Wait:
+    """What becomes of the messages, in order of id. One larger than `bytes_max` goes alone."""
+    if not items:
+        return Wait(None)
+    count = _fitting(items, bytes_max)
+    longest = min(item.at + item.batch.max_wait_s for item in items)
+    newest = max(items, key=lambda item: item.at)
+    quiet = max(newest.at, session.idle_since) + newest.batch.debounce_s
+    due = longest if session.busy else min(longest, quiet)
+    full = count < len(items) or count == MESSAGES_MAX
+    if full or due <= now or any(item.urgent for item in items):
+        return Flush(count, any(item.interrupt for item in items[:count]))
+    return Wait(due)
+
+
+def _fitting(items: Sequence[Item], bytes_max: int) -> int:
+    count = total = 0
+    for item in items[:MESSAGES_MAX]:
+        total += item.size
+        if count and total > bytes_max:
+            break
+        count += 1
+    return count
+
+
+def triggered(batch: Batch, text: str) -> bool:
+    """Whether a message with this text lets all go out at once."""
+    folded = text.casefold()
+    return any(trigger.casefold() in folded for trigger in batch.triggers)
+
+
+def interrupts(
+    batch: Batch, sender: str | None, channel: str, heard: Heard | None, interrupted: float | None, now: float
+) -> bool:
+    """Whether the message is to be heard in the running turn. `heard` is None if none runs.
+
+    `interrupted`: when the session was last interrupted so.
+    """
+    return (
+        heard is not None
+        and sender is not None
+        and sender not in heard.senders
+        and channel in heard.channels
+        and now - heard.at < batch.max_wait_s
+        and (interrupted is None or now - interrupted > batch.debounce_s)
+    )
+
+
+def gathered(payloads: Sequence[bytes], interrupt: bool) -> dict[str, Any]:
+    """The payload of the row that takes the messages along: volute.md's `batch`, by channel."""
+    channels: dict[str, list[Any]] = {}
+    for raw in payloads:
+        payload = told(json.loads(raw))
+        channels.setdefault(payload["channel"], []).append(payload)
+    return {"batch": {"channels": channels}, "interrupt": interrupt}

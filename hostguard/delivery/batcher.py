@@ -1,0 +1,224 @@
+"""Gathers messages for sessions of minds, and lets them go out together, as batch_rule decides.
+
+The rows are durable before they come here; what is in memory is built again from them at a start.
+
+How it is called:
+  Daemon          `await start()` once the queue is recovered
+  Acceptor        once a message is stored: add(row, raw), for each of its rows in state BATCHING
+  Gating          its `take`: add(row, raw), too
+  Manager         on_session: session_changed(mind, session, busy), when a turn of a session begins, each
+                  time its mind took a message, and when it ends; kept: with count(mind)
+  control.cancel  its manager.on_taken_back: taken_back(row), for a row in state BATCHING
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from hostguard.core.clock import now_ms
+from hostguard.core.model import Delivery, Kind
+from hostguard.core.payload import told
+from hostguard.delivery import batch_rows
+from hostguard.delivery.batch_rule import (
+    Flush,
+    Heard,
+    Item,
+    Session,
+    decide,
+    interrupts,
+    triggered,
+)
+from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
+from hostguard.delivery.wake_rules import text_of
+from hostguard.gate.dispatcher import Manager
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]  # mind, session
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What is known of a message that waits; its payload stays in the database."""
+
+    item: Item
+    sender: str | None
+    channel: str
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """One session's. `due`: when something goes out if nothing happens before; None: nothing waits."""
+
+    messages: dict[int, _Message] = field(default_factory=dict)  # by id, in order
+    leaving: frozenset[int] = frozenset()  # ids that are being stored as a batch: others wait, for the order
+    session: Session = field(default_factory=Session)
+    heard: Heard | None = None
+    interrupted: float | None = None
+    due: float | None = None
+
+
+class Batcher:
+    """One for the guard, with one timer. Times are those of a clock that never jumps, in seconds."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._buffers: dict[Key, _Buffer] = {}
+        self._counts: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes: float | None = None  # when the timer does
+
+    async def start(self) -> None:
+        """Gather again what an earlier guard gathered. Raises Unavailable."""
+        for turn in self._manager.runner.live:
+            if turn.live.session is not None:
+                self.session_changed(turn.live.mind, turn.live.session, True)
+        now, wall = time.monotonic(), now_ms()
+
+        def restore(db: sqlite3.Connection) -> list[tuple[Delivery, _Message]]:
+            ages = ((row, raw, max(0, wall - row.created_at) / 1000) for row, raw in batch_rows.waiting(db))
+            return [(row, _message(row, raw, now - age)) for row, raw, age in ages]
+
+        keys = dict.fromkeys(self._put(*one) for one in await self._manager.queue.read(restore))
+        for key in keys:
+            self._look(key)
+
+    def close(self) -> None:
+        """Let nothing more go out: the next guard does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._buffers.clear()
+
+    def count(self, mind: str) -> int:
+        """How many rows of the mind are gathered."""
+        return self._counts[mind]
+
+    def add(self, row: Delivery, raw: bytes) -> None:
+        """Gather a row that was just stored with this payload."""
+        message = _message(row, raw, time.monotonic())
+        buffer = self._buffers.get((row.mind, row.session))
+        if buffer is not None and self._manager.runner.live.taking(row.mind, row.session) is not None:
+            item, heard = message.item, buffer.heard
+            if interrupts(item.batch, message.sender, message.channel, heard, buffer.interrupted, item.at):
+                message = replace(message, item=replace(item, urgent=True, interrupt=True))
+        self._look(self._put(row, message))
+
+    def session_changed(self, mind: str, session: str, busy: bool) -> None:
+        """A turn of the session has begun, or took a message; or, not busy, it ended."""
+        key = (mind, session)
+        buffer = self._buffers.setdefault(key, _Buffer())
+        if busy:
+            buffer.session = Session(busy=True)
+            buffer.heard = self._last_heard(mind, session)
+        else:
+            buffer.session = Session(idle_since=time.monotonic())
+            buffer.heard = buffer.interrupted = None
+        self._look(key)
+
+    def taken_back(self, row: Delivery) -> None:
+        """A gathered row is cancelled; one that leaves is left out of its batch."""
+        key = (row.mind, row.session)
+        buffer = self._buffers.get(key)
+        if buffer is not None and buffer.messages.pop(row.id, None) is not None:
+            self._counts[row.mind] -= 1
+            self._look(key)
+
+    # -- in and out
+
+    def _put(self, row: Delivery, message: _Message) -> Key:
+        key = (row.mind, row.session)
+        self._buffers.setdefault(key, _Buffer()).messages[row.id] = message
+        self._counts[row.mind] += 1
+        return key
+
+    def _look(self, key: Key) -> None:
+        """Let go out what is due, and set the timer for the rest."""
+        buffer, bytes_max = self._buffers[key], self._manager.policy.config.payload_max
+        if buffer.leaving:
+            return
+        buffer.messages = dict(sorted(buffer.messages.items()))
+        now = time.monotonic()
+        items = [message.item for message in buffer.messages.values()]
+        decision = decide(items, buffer.session, now, bytes_max)
+        if isinstance(decision, Flush):
+            out = [buffer.messages.pop(item.id) for item in items[: decision.count]]
+            if buffer.session.busy:
+                senders = frozenset(message.sender for message in out if message.sender is not None)
+                buffer.heard = Heard(senders, frozenset(message.channel for message in out), now)
+                buffer.interrupted = now if decision.interrupt else buffer.interrupted
+            buffer.leaving, buffer.due = frozenset(message.item.id for message in out), None
+            self._manager.keep(asyncio.create_task(self._flush(key, buffer, decision.interrupt)))
+            return
+        buffer.due = decision.until
+        if not buffer.messages and not buffer.session.busy:
+            del self._buffers[key]
+        elif buffer.due is not None:
+            self._wake_at(buffer.due)
+
+    async def _flush(self, key: Key, buffer: _Buffer, interrupt: bool) -> None:
+        manager, ids = self._manager, sorted(buffer.leaving)
+        floor = manager.ledger.floor
+
+        def flush(db: sqlite3.Connection) -> Delivery | None:
+            return batch_rows.flush(db, ids, interrupt, now_ms(), floor)
+
+        row: Delivery | None = await manager.ledger.write(flush)
+        self._counts[key[0]] -= len(ids)
+        for id_ in ids:
+            manager.ledger.waiters.tell(id_)
+        if row is not None:
+            manager.admit([row])
+        buffer.leaving = frozenset()
+        if self._buffers.get(key) is buffer:
+            self._look(key)
+
+    def _last_heard(self, mind: str, session: str) -> Heard | None:
+        """What the session's turn was told last; None if it takes no messages, or was told nothing yet."""
+        turn = self._manager.runner.live.taking(mind, session)
+        if turn is None or turn.delivery is None:
+            return None
+        folded = turn.resident.folded if turn.resident is not None else []
+        row = folded[-1][0] if folded else turn.delivery
+        if row.kind is Kind.BATCH:
+            senders, channels = row.result.get("senders", ()), row.result.get("channels", ())
+        else:
+            senders = [row.sender] if row.sender is not None else ()
+            channels = [told({"channel": row.channel, "sender": row.sender})["channel"]]
+        return Heard(frozenset(senders), frozenset(channels), time.monotonic())
+
+    # -- the timer
+
+    def _wake_at(self, due: float) -> None:
+        if self._wakes is None or due < self._wakes:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._wakes = due
+            delay = max(0.0, due - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = self._wakes = None
+        now = time.monotonic()
+        for key, buffer in [*self._buffers.items()]:
+            if buffer.due is not None and buffer.due <= now:
+                self._look(key)
+        later = [buffer.due for buffer in self._buffers.values() if buffer.due is not None]
+        if later:
+            self._wake_at(min(later))
+
+
+def _message(row: Delivery, raw: bytes, at: float) -> _Message:
+    payload, given = told(json.loads(raw)), row.result.get("batch", {})
+    batch = Batch(
+        given.get("debounce_s", DEBOUNCE_S),
+        given.get("max_wait_s", MAX_WAIT_S),
+        tuple(given.get("triggers", ())),
+    )
+    urgent = triggered(batch, text_of(payload.get("content")))
+    return _Message(Item(row.id, at, batch, len(raw), urgent), row.sender, payload["channel"])

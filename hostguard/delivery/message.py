@@ -1,0 +1,283 @@
+"""What callers send, checked at the edge. Pure: JSON in, a Message or a Problem out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hostguard.config.schema import TIME_MAX
+from hostguard.core.errors import (
+    bad_request,
+    conflict,
+    too_large,
+    unknown,
+)
+from hostguard.core.model import (
+    Config,
+    Kind,
+    Mind,
+    Target,
+)
+from hostguard.core.names import (
+    NEW_SESSION,
+    OWN_SESSION,
+    SESSION_MAX,
+    own_session,
+)
+from hostguard.core.payload import compact
+from hostguard.store.deliveries import New
+
+T = TypeVar("T")
+
+# Limits of the text fields, in characters. They go into the environment of a turn and into the journal.
+SENDER_MAX = 200
+KEY_MAX = 200
+DESCRIPTION_MAX = 200
+
+TEXT_MAX = 4000  # of instructions
+NAMES_MAX = 1000  # participants of a conversation
+SYSTEM = "#system"  # every mind, unless the configuration says otherwise
+
+WHILE_SLEEPING = ("skip", "queue", "trigger-wake")
+KINDS = (Kind.MESSAGE, Kind.SYSTEM, Kind.NOTICE, Kind.LIFECYCLE)
+# Beside the content, what a message may tell the mind: volute.md.
+MIND_FIELDS = {
+    "conversationId",
+    "platform",
+    "isDM",
+    "participants",
+    "participantCount",
+    "typing",
+    "instructions",
+}
+SEND_FIELDS = {
+    "to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt", "kind", "channel",
+    "whileSleeping", *MIND_FIELDS,
+}  # fmt: skip
+PAUSE_FIELDS = {"mind"}
+LIMIT_FIELDS = {"name", "mind", "value", "runtime"}
+RUN_FIELDS = {"mind", "session", "key", "max_wait_s", "description", "argv0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it was sent, not yet planned for each of its minds. Times in ms, 0 = unset."""
+
+    minds: tuple[str, ...]
+    session: str | None  # None: the mind's routes say
+    payload: Mapping[str, Any]
+    raw: bytes  # the payload as JSON
+    kind: Kind = Kind.MESSAGE
+    key: str | None = None
+    not_before: int = 0
+    expires_at: int = 0
+    while_sleeping: str = ""
+
+    def new(self, targets: tuple[Target, ...], now: int) -> New:
+        """What is stored of it."""
+        return New(
+            targets,
+            self.raw,
+            now,
+            key=self.key,
+            sender=self.payload.get("sender"),
+            channel=self.payload.get("channel"),
+            not_before=self.not_before,
+            expires_at=self.expires_at,
+        )
+
+
+def message(body: Any, config: Config, now: int) -> Message:
+    """A `POST /v1/deliveries`. Raises Problem."""
+    known_fields(body, SEND_FIELDS)
+    if "content" not in body:
+        raise bad_request("content is missing: the message, any JSON value")
+    sender = text(body, "sender", SENDER_MAX)
+    channel, minds = _target(body.get("to"), config, sender)
+    not_before, expires_at = time(body, "not_before"), time(body, "expires_at")
+    if expires_at and expires_at <= max(now, not_before):
+        raise bad_request("expires_at is not after now and not_before: the message could never start")
+    session = text(body, "session", SESSION_MAX)
+    if session is not None and own_session(session):
+        raise bad_request(f'session must not begin with "{OWN_SESSION}": only {NEW_SESSION} does')
+    payload = {
+        "content": body["content"],
+        "channel": text(body, "channel", SENDER_MAX) or channel,
+        "sender": sender,
+        "interrupt": _flag(body, "interrupt"),
+        **_mind_fields(body),
+    }
+    if session is not None:
+        payload["session"] = session
+    return Message(
+        minds,
+        session,
+        payload,
+        encode(payload, config),
+        _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE),
+        text(body, "key", KEY_MAX),
+        not_before,
+        expires_at,
+        _one_of(body, "whileSleeping", WHILE_SLEEPING, ""),
+    )
+
+
+def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "conversationId": text(body, "conversationId", KEY_MAX),
+        "platform": text(body, "platform", KEY_MAX),
+        "instructions": _words(body, "instructions", TEXT_MAX),
+        "participants": _names(body, "participants"),
+        "typing": _names(body, "typing"),
+    }
+    if "isDM" in body:
+        given["isDM"] = _flag(body, "isDM")
+    count = body.get("participantCount")
+    if count is not None and (
+        isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1_000_000
+    ):
+        raise bad_request("participantCount must be a number, 0 or more")
+    return {name: value for name, value in {**given, "participantCount": count}.items() if value is not None}
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false")
+    return value
+
+
+def _words(body: Mapping[str, Any], name: str, most: int) -> str | None:
+    value = body.get(name)
+    if value is None or (isinstance(value, str) and len(value) <= most):
+        return value
+    raise bad_request(f"{name} must be a text of at most {most} characters")
+
+
+def _names(body: Mapping[str, Any], name: str) -> list[str] | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > NAMES_MAX:
+        raise bad_request(f"{name} must be a list of at most {NAMES_MAX} names")
+    return [text({name: one}, name, SENDER_MAX) or "" for one in value]
+
+
+def _one_of(body: Mapping[str, Any], name: str, allowed: Sequence[T], default: T) -> T:
+    value = body.get(name)
+    if value is None:
+        return default
+    for one in allowed:
+        if value == one:
+            return one
+    raise bad_request(f"{name} must be one of {', '.join(str(one) for one in allowed)}")
+
+
+def run(body: Any, config: Config, now: int) -> New:
+    """A `POST /v1/run`. Raises Problem."""
+    known_fields(body, RUN_FIELDS)
+    name = body.get("mind")
+    known_mind(name, config)
+    key = text(body, "key", KEY_MAX)
+    if key is None:
+        raise bad_request("key is missing: a random text that names this run")
+    wait = body.get("max_wait_s")
+    if wait is not None and (
+        isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e9
+    ):
+        raise bad_request("max_wait_s must be a number of seconds, 0 or more")
+    session = text(body, "session", SESSION_MAX) or "main"
+    payload = {
+        "description": text(body, "description", DESCRIPTION_MAX),
+        "argv0": text(body, "argv0", DESCRIPTION_MAX),
+    }
+    expires_at = now + int(wait * 1000) if wait is not None else 0
+    target = Target(name, session, kind=Kind.RUN)
+    return New((target,), encode(payload, config), now, key=key, expires_at=expires_at)
+
+
+def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str, ...]]:
+    """(channel or None, minds). The sender of a message to a channel does not get it back."""
+    if not isinstance(to, str) or not to:
+        raise bad_request('to is missing: "@mind" or "#channel"')
+    if to.startswith("#"):
+        if to == SYSTEM and to not in config.channels:
+            members = tuple(name for name, mind in config.minds.items() if mind.command or mind.url)
+        elif to in config.channels:
+            members = config.channels[to]
+        else:
+            known = ", ".join(sorted(config.channels)) or "none is configured"
+            raise unknown("channel", to, f"channels: {known}")
+        minds = tuple(mind for mind in members if mind != sender)
+        if not minds:
+            raise conflict(f"{to} has nobody but the sender")
+        return to, minds
+    name = to.removeprefix("@")
+    mind = known_mind(name, config)
+    if not (mind.command or mind.url):
+        raise conflict(f"{name} has no command and no url: only `hostguard run` starts its turns")
+    return None, (name,)
+
+
+def known_mind(name: Any, config: Config) -> Mind:
+    """The configured mind of that name. Raises Problem."""
+    if not isinstance(name, str) or name not in config.minds:
+        raise unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
+    return config.minds[name]
+
+
+def one_or_all(body: Mapping[str, Any]) -> str | None:
+    """The mind of a request that without one is about all of them. Raises Problem."""
+    if body.get("mind") == "":
+        raise bad_request("mind is empty: name one, or leave it out to mean all")
+    return text(body, "mind", KEY_MAX)
+
+
+def known_fields(body: Any, fields: set[str]) -> None:
+    """Refuse what a request does not have: passed over, it would mean something else. Raises Problem."""
+    if not isinstance(body, Mapping):
+        raise bad_request("the body must be a JSON object")
+    other = sorted(set(body) - fields)
+    if other:
+        raise bad_request(f"unknown field {other[0]}; known: {', '.join(sorted(fields))}")
+
+
+def text(body: Mapping[str, Any], name: str, most: int) -> str | None:
+    """A short text without control characters, or None. Raises Problem."""
+    value = body.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be a text")
+    if len(value) > most:
+        raise bad_request(f"{name} has {len(value)} characters, at most {most} are allowed")
+    if not value.isprintable():
+        raise bad_request(f"{name} must not contain control characters")
+    return value
+
+
+def time(body: Mapping[str, Any], name: str) -> int:
+    """A time in ms since the epoch, 0 if there is none. Raises Problem."""
+    value = body.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIME_MAX:
+        raise bad_request(f"{name} must be a time in ms since the epoch")
+    return value
+
+
+def encode(payload: Mapping[str, Any], config: Config) -> bytes:
+    """A payload as it is stored. Raises Problem."""
+    try:
+        raw = compact(payload)
+    except UnicodeEncodeError:
+        raise bad_request("the message has half of a surrogate pair: it is not text") from None
+    except ValueError:
+        raise bad_request("the message has a number that JSON cannot hold") from None
+    if len(raw) > config.payload_max:
+        raise too_large(
+            f"the message has {len(raw)} bytes as JSON, at most {config.payload_max} are allowed"
+            " (limits.payload_max)"
+        )
+    return raw

@@ -1,0 +1,90 @@
+"""What becomes of a message for one mind: may it wake it, does a route take it, does a batch keep it. Pure.
+
+The gate decides when a row starts; this decides, once, when a message is accepted, which row it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hostguard.core.model import (
+    Kind,
+    Mind,
+    State,
+    Target,
+)
+from hostguard.core.names import NEW_PREFIX, NEW_SESSION
+from hostguard.core.payload import told
+from hostguard.delivery import wake_rules
+from hostguard.delivery.message import Message
+from hostguard.delivery.routes import Batch, Routes, route
+from hostguard.turns.command import FILE_SESSION
+
+DEFAULT_SESSION = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """A mind as it is when a message comes for it. `routes` is None for a mind without a file of them."""
+
+    mind: Mind
+    asleep: bool = False
+    routes: Routes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The row to store, and whether the mind is to be woken for it."""
+
+    target: Target
+    wake: bool = False
+
+
+def plan(recipient: Recipient, message: Message) -> Plan:
+    """Plan a message for one mind."""
+    name, payload = recipient.mind.name, told(message.payload)
+    wake = False
+    if recipient.asleep:
+        policy = wake_rules.on_message(message.while_sleeping, recipient.mind.wake_on, name, payload)
+        if policy == "skip":
+            session = message.session or DEFAULT_SESSION
+            return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
+        wake = policy == "wake"
+    if message.kind is not Kind.MESSAGE or recipient.routes is None:
+        return Plan(Target(name, named(message.session or DEFAULT_SESSION), kind=message.kind), wake)
+    target = place(name, recipient.routes, payload)
+    if target.state is State.BATCHING and (message.not_before or message.expires_at):
+        target = Target(name, target.session)  # a batch has no times of its own
+    return Plan(target, wake and target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers)
+
+
+def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
+    """The row of a message that the mind's routes place. `payload` has a channel (payload.told)."""
+    routed = route(routes, mind, payload)
+    if routed.action == "filtered":
+        return _skipped(mind, DEFAULT_SESSION, "filtered", routed.text)
+    if routed.action == "gated":
+        return Target(mind, DEFAULT_SESSION, State.GATED)
+    if routed.action == "file":
+        return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
+    session = named(routed.session or DEFAULT_SESSION)
+    if isinstance(routed.mode, Batch):
+        batch = {
+            "debounce_s": routed.mode.debounce_s,
+            "max_wait_s": routed.mode.max_wait_s,
+            "triggers": list(routed.mode.triggers),
+        }
+        return Target(mind, session, State.BATCHING, result={"batch": batch})
+    return Target(mind, session)
+
+
+def named(session: str) -> str:
+    """The session, or in place of "$new" one of its own."""
+    return f"{NEW_PREFIX}{secrets.token_hex(4)}" if session == NEW_SESSION else session
+
+
+def _skipped(mind: str, session: str, outcome: str, reason: str) -> Target:
+    return Target(mind, session, State.SKIPPED, result={"outcome": outcome, "reason": reason})

@@ -1,0 +1,306 @@
+"""Keeps the schedules: fires what is due through the gate, and remembers it in the same transaction.
+
+A time fires exactly once: its row and the note that it is dealt with are one transaction, whose key
+("schedule:NAME:MS") is refused a second time, too. What comes too late was missed, which the journal says;
+twice if the guard is killed in that moment, but not never.
+
+The note is the setting "fired.NAME": {"seen": up to when all times are dealt with, "last": when it fired last
+or null, "of": the times that were meant}. Schedules added at run time are settings "schedule.NAME".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, tzinfo
+from functools import partial
+from typing import Any
+
+from hostguard.core.clock import now_ms
+from hostguard.core.cron import (
+    LATE_MS,
+    Due,
+    due,
+    next_time,
+)
+from hostguard.core.errors import Problem
+from hostguard.core.model import Kind, Schedule
+from hostguard.core.payload import scheduled
+from hostguard.delivery import message
+from hostguard.delivery.acceptor import Accepted, Acceptor
+from hostguard.delivery.planner import named
+from hostguard.gate.control import look, store
+from hostguard.gate.dispatcher import CLOCK_CHECK_S, Manager
+from hostguard.linux.timezones import zones
+from hostguard.store import deliveries
+from hostguard.telemetry.events import Event
+from hostguard.turns.command import SCRIPT_SESSION
+
+log = logging.getLogger(__name__)
+
+KEPT, FIRED = "schedule.", "fired."  # prefixes of settings
+AGAIN_MS = 10_000  # until what could not be stored is tried again
+MISSED_PER_LINE = 50  # times named in one line of the journal
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A schedule that runs. `kept`: it was added at run time."""
+
+    schedule: Schedule
+    kept: bool
+    zone: tzinfo
+
+    @property
+    def meant(self) -> str:
+        """What its times follow from: if that changes, none was missed."""
+        return _meant(self.schedule)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of a schedule while the guard runs. Times in ms."""
+
+    next: int | None = 0  # when to look at it again; None: never
+    busy: bool = False
+    said: str = ""  # why it cannot fire
+    told: int = 0  # up to when misses are in the journal
+
+
+class Scheduler:
+    """All schedules, on one timer."""
+
+    def __init__(self, manager: Manager, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
+        self._manager = manager
+        self._acceptor = acceptor
+        self._clock = clock
+        self._entries: dict[str, Entry] = {}
+        self._watches: dict[str, _Watch] = {}
+        self._zones: dict[str, tzinfo | None] = {}
+        self._looked = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Begin; what fell due while the guard was away is caught up with."""
+        await self.reload()
+
+    async def reload(self) -> None:
+        """Follow a new configuration, and the host's time zone."""
+        self._zones = await asyncio.to_thread(zones, {one.timezone for one, _ in self.all().values()})
+        for name, (schedule, _) in self.all().items():
+            if self._zones.get(schedule.timezone) is None:
+                log.warning("schedule %s: this host knows no time zone %s", name, schedule.timezone)
+        self._arrange()
+        self._forget_others()
+        self.check()
+
+    def close(self) -> None:
+        """Fire no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- which schedules there are
+
+    def all(self) -> dict[str, tuple[Schedule, bool]]:
+        """All schedules by name, also those that do not run; True: added at run time."""
+        policy = self._manager.policy
+        kept = {name: (Schedule(name, **table), True) for name, table in policy.named(KEPT).items()}
+        return kept | {name: (schedule, False) for name, schedule in policy.config.schedules.items()}
+
+    def times(self, name: str) -> tuple[int | None, int | None]:
+        """When it fires next, and when it last did, in ms."""
+        entry, last = self._entries.get(name), self._state(name).get("last")
+        if entry is None:
+            return None, last
+        when = self._watches[name].next
+        return next_time(entry.schedule, self._clock(), entry.zone) if when == 0 else when, last
+
+    async def add(self, schedule: Schedule) -> None:
+        """Keep a schedule. Raises Problem."""
+        self._message(schedule, None)
+        found = await look(zones, {schedule.timezone})
+        table = {name: value for name, value in asdict(schedule).items() if name != "name"}
+        state = None
+        if schedule.cron is not None:
+            state = {"seen": self._clock(), "last": None, "of": _meant(schedule)}
+
+        def op(db: sqlite3.Connection) -> None:
+            deliveries.set_setting(db, KEPT + schedule.name, table)
+            deliveries.set_setting(db, FIRED + schedule.name, state)
+
+        def stored(_: Any) -> None:
+            self._zones |= found
+            self._manager.policy.set(KEPT + schedule.name, table)
+            self._manager.policy.set(FIRED + schedule.name, state)
+            self._arrange()
+            self.check()
+
+        await store(self._manager, op, stored)
+
+    async def remove(self, name: str) -> None:
+        """Forget a schedule that was added at run time. Raises Problem."""
+        await store(self._manager, lambda db: _forget(db, name), lambda _: self._gone(name))
+
+    async def run_now(self, schedule: Schedule) -> Accepted:
+        """Fire it once more, now. Raises Problem."""
+        return await self._acceptor.send(self._message(schedule, None))
+
+    def _arrange(self) -> None:
+        minds, entries = self._manager.policy.config.minds, {}
+        for name, (schedule, kept) in self.all().items():
+            zone = self._zones.get(schedule.timezone)
+            if zone is not None and schedule.enabled and schedule.mind in minds:
+                entries[name] = Entry(schedule, kept, zone)
+                watch = self._watches.setdefault(name, _Watch())
+                if entries[name] != self._entries.get(name):
+                    watch.next, watch.said = 0, ""
+        self._entries = entries
+
+    def _forget_others(self) -> None:
+        """A schedule that comes back, or is enabled again, missed nothing. What fires once keeps its note."""
+        known = self.all()
+        for name in self._manager.policy.named(FIRED):
+            if name not in self._entries and (name not in known or known[name][0].at is None):
+                self._manager.policy.set(FIRED + name, None)
+                self._manager.ledger.write(partial(deliveries.set_setting, name=FIRED + name, value=None))
+
+    def _gone(self, name: str) -> None:
+        self._manager.policy.set(KEPT + name, None)
+        self._manager.policy.set(FIRED + name, None)
+        self._arrange()
+        self.check()
+
+    # -- the timer
+
+    def check(self) -> None:
+        """Look at every schedule whose time has come."""
+        if self._closed:
+            return
+        now = self._clock()
+        back, self._looked = now < self._looked, now
+        coming = []
+        for name, entry in self._entries.items():
+            watch = self._watches[name]
+            if back:
+                watch.next, watch.told = 0, 0
+            if watch.next is None or watch.busy:
+                continue
+            if watch.next <= now:
+                watch.busy = True
+                self._manager.keep(asyncio.create_task(self._look(name, entry, watch)))
+            else:
+                coming.append(watch.next)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if coming:
+            delay = min((min(coming) - now) / 1000, CLOCK_CHECK_S)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.check)
+
+    async def _look(self, name: str, entry: Entry, watch: _Watch) -> None:
+        again: int | None = self._clock() + AGAIN_MS
+        try:
+            state = self._state(name)
+            seen = state.get("seen") if state.get("of") == entry.meant else None
+            now = self._clock()
+            found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
+            self._tell_missed(entry, watch, found, now)
+            await self._deal(name, entry, found)
+            again, watch.said = found.next, ""
+        except Problem as problem:
+            again = self._clock() + AGAIN_MS
+            if watch.said != problem.detail:
+                watch.said = problem.detail
+                log.warning("schedule %s cannot fire: %s", name, problem.detail)
+        finally:
+            watch.busy = False
+            watch.next = again if self._entries.get(name) == entry else 0
+            self.check()
+
+    # -- firing
+
+    async def _deal(self, name: str, entry: Entry, found: Due) -> None:
+        for time in found.fire:
+            mind_is_known = entry.schedule.mind in self._manager.policy.config.minds
+            if self._closed or self._entries.get(name) != entry or not mind_is_known:
+                return
+            await self._fire(name, entry, time)
+        if not found.fire and found.seen is not None:
+            state = {"seen": found.seen, "last": self._state(name).get("last"), "of": entry.meant}
+            await store(
+                self._manager,
+                lambda db: deliveries.set_setting(db, FIRED + name, state),
+                lambda _: self._manager.policy.set(FIRED + name, state),
+            )
+
+    async def _fire(self, name: str, entry: Entry, time: int) -> None:
+        state = {"seen": time, "last": self._clock(), "of": entry.meant}
+        for_good = entry.kept and entry.schedule.at is not None
+
+        def also(db: sqlite3.Connection) -> None:
+            if for_good:
+                _forget(db, name)
+            else:
+                deliveries.set_setting(db, FIRED + name, state)
+
+        try:
+            await self._acceptor.send(self._message(entry.schedule, f"schedule:{name}:{time}"), also)
+        except Problem as problem:
+            if problem.code != "conflict":
+                raise
+            # It fired with another message, and the clock was set back since.
+            await store(self._manager, also, lambda _: None)
+        if for_good:
+            self._gone(name)
+        else:
+            self._manager.policy.set(FIRED + name, state)
+
+    def _message(self, schedule: Schedule, key: str | None) -> message.Message:
+        """What a schedule sends. Raises Problem if it is too large."""
+        kind, session = Kind.SCHEDULE, schedule.session
+        payload = scheduled(schedule)
+        if schedule.script is not None:
+            kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
+        raw = message.encode(payload, self._manager.policy.config)
+        wish = schedule.while_sleeping
+        return message.Message((schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish)
+
+    def _tell_missed(self, entry: Entry, watch: _Watch, found: Due, now: int) -> None:
+        """Say of each missed time, once, that it was missed, and how many are made up for."""
+        late = [time for time in found.fire if now - time > LATE_MS]
+        times = [time for time in (*found.missed, *late) if time > watch.told]
+        if not times:
+            return
+        watch.told = times[-1]
+        told = [_shown(time, entry.zone) for time in times]
+        if found.since is not None:
+            told[0] = f"all before {_shown(found.since, entry.zone)}, too many to name, {told[0]}"
+        lines = [", ".join(told[i : i + MISSED_PER_LINE]) for i in range(0, len(told), MISSED_PER_LINE)]
+        lines[-1] += f"; {len(late)} of these are sent now" if late else "; none of these is sent"
+        schedule = entry.schedule
+        for line in lines:
+            self._manager.events.emit(
+                Event.MISSED, f"{schedule.mind}: schedule {schedule.name} missed {line}", mind=schedule.mind,
+                schedule=schedule.name,
+            )  # fmt: skip
+
+    def _state(self, name: str) -> Mapping[str, Any]:
+        return self._manager.policy.setting(FIRED + name) or {}
+
+
+def _meant(schedule: Schedule) -> str:
+    return "at" if schedule.cron is None else f"{schedule.cron} {schedule.timezone}".strip()
+
+
+def _forget(db: sqlite3.Connection, name: str) -> None:
+    deliveries.set_setting(db, KEPT + name, None)
+    deliveries.set_setting(db, FIRED + name, None)
+
+
+def _shown(time: int, zone: tzinfo) -> str:
+    return datetime.fromtimestamp(time / 1000, zone).isoformat(sep=" ", timespec="minutes")

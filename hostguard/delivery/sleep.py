@@ -1,0 +1,324 @@
+"""Puts minds to sleep, and wakes them. What a sleeping mind may start is the gate's to say.
+
+awake -> falls asleep -> sleeps -> awake. A mind that is put to sleep is told so first: the message goes
+through the gate like any other, and when its turn is over, or it could not start within FALL_MS, the mind
+sleeps. Turns that run then go on to their end. A mind that a message woke sleeps again, without a word, once
+it has been idle for its sleep_after; the time until which it was to sleep stays.
+
+A change is stored before it is told. Only the moment of falling asleep holds rows at once, and is stored
+meanwhile: after a kill in between the mind falls asleep anew. The settings are policy.sleep_key and
+policy.woken_key; mind_units.py has one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any
+
+from hostguard.api import views
+from hostguard.core import retry
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import Problem, bad_request, unavailable
+from hostguard.core.model import (
+    Kind,
+    Mind,
+    Row,
+    State,
+    Target,
+)
+from hostguard.core.payload import CHANNEL, SENDER, system_payload
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.message import known_mind
+from hostguard.delivery.mind_services import MindUnits, start_key
+from hostguard.gate.control import store
+from hostguard.gate.dispatcher import CLOCK_CHECK_S, Manager
+from hostguard.gate.policy import sleep_key, woken_key
+from hostguard.store import deliveries
+from hostguard.store.deliveries import New, Op
+from hostguard.telemetry.events import Event
+
+log = logging.getLogger(__name__)
+
+FALL_MS = 600_000  # a mind that takes no message for so long sleeps without it
+AGAIN_S = 5.0  # until what the card did not take is tried again
+SESSION = "main"
+
+
+class Sleeper:
+    """The sleep of all minds."""
+
+    def __init__(self, manager: Manager, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
+        self._manager = manager
+        self._acceptor = acceptor
+        self._clock = clock
+        self._units = MindUnits(manager)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._waking: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: dict[str, asyncio.TimerHandle] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Go on where the guard before left off."""
+        policy = self._manager.policy
+        for mind in policy.named(sleep_key("")):
+            if policy.setting(woken_key(mind)):
+                self.wake_for_message(mind)
+            else:
+                self._fell(mind)
+                self._units.stop(mind)
+        for mind in policy.named(woken_key("")):
+            self._watch_idle(mind)
+        self._units.resume()
+        self._set_timer()
+
+    def close(self) -> None:
+        """Let go."""
+        self._closed = True
+        for timer in (*self._idle.values(), self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._units.close()
+        for task in self._tasks:
+            task.cancel()
+
+    # -- to sleep
+
+    async def sleep(self, mind: str, until: int | None) -> None:
+        """Tell the mind that it is to sleep, until a time in ms or until it is woken. Raises Problem."""
+        config, now = known_mind(mind, self._manager.policy.config), self._clock()
+        if until is not None and until <= now:
+            raise bad_request("until is in the past")
+        policy, key = self._manager.policy, sleep_key(mind)
+        async with self._lock(mind):
+            state = policy.setting(key)
+            if state is not None:
+                await self._store(mind, {key: state | {"until": until}})
+                self._fell(mind)  # the message may have had its turn meanwhile
+            elif not await self._tell(config, until, now):
+                await self._store(mind, {key: {"since": now, "until": until}, woken_key(mind): None})
+                self._fell_asleep(mind)
+            self._set_timer()
+
+    async def _tell(self, mind: Mind, until: int | None, now: int) -> bool:
+        """Have the mind fall asleep over a message; False if it cannot be told."""
+        when = f" until {_shown(until)}" if until is not None else ""
+        text = f"[hostguard] You are about to sleep{when}. Messages are kept, but for those that wake you."
+        by = now + FALL_MS
+        changes: dict[str, Any] = {woken_key(mind.name): None}
+
+        def also(db: sqlite3.Connection) -> None:
+            row = deliveries.last_id(db)
+            changes[sleep_key(mind.name)] = {"since": None, "until": until, "row": row, "by": by}
+            _set(db, changes)
+
+        if not await self._send(mind, Kind.LIFECYCLE, text, now, also, by):
+            return False
+        self._mirror(changes)
+        self._fell(mind.name)  # it may be over already
+        return True
+
+    def on_session(self, mind: str, session: str, busy: bool) -> None:
+        """A turn of the session begins, or is over; called before its slot is handed on."""
+        if not busy:
+            self._fell(mind)
+            self._units.stop(mind)
+            if self._manager.policy.setting(woken_key(mind)):
+                self._watch_idle(mind)
+
+    def _fell(self, mind: str) -> None:
+        """If the message that tells of the sleep has had its turn, the mind sleeps."""
+        manager, key = self._manager, sleep_key(mind)
+        state = manager.policy.setting(key)
+        if state is None or state["since"] is not None or SESSION in manager.runner.live.sessions(mind):
+            return
+        if not manager.backlog.has(state["row"], mind, SESSION):
+            self._keep({key: {"since": self._clock(), "until": state["until"]}})
+            self._fell_asleep(mind)
+
+    def _fell_asleep(self, mind: str) -> None:
+        until = self._manager.policy.setting(sleep_key(mind))["until"]
+        text = f"{mind} sleeps{f' until {_shown(until)}' if until is not None else ''}"
+        self._manager.events.emit(Event.ASLEEP, text, mind=mind)
+        self._units.stop(mind)
+        self._set_timer()
+
+    def _watch_idle(self, mind: str) -> None:
+        if mind in self._idle:
+            self._idle.pop(mind).cancel()
+        config = self._manager.policy.config.minds.get(mind)
+        if config is not None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._idle[mind] = loop.call_later(max(config.sleep_after, 1.0), self._sleep_again, mind)
+
+    def _sleep_again(self, mind: str) -> None:
+        manager, policy = self._manager, self._manager.policy
+        woken = policy.setting(woken_key(mind))
+        if not woken or policy.sleepy(mind):
+            return
+        # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
+        soon = self._clock() + retry.BACKOFF_MS[1]
+        batched, _ = manager.kept(mind)
+        busy = manager.runner.live.of(mind) or manager.backlog.due_by(mind, soon)
+        if busy or batched or self._acceptor.pending(mind):
+            self._watch_idle(mind)
+            return
+        until = woken["until"] if isinstance(woken, dict) else None
+        self._keep({sleep_key(mind): {"since": self._clock(), "until": until}, woken_key(mind): None})
+        self._fell_asleep(mind)
+
+    # -- awake
+
+    async def wake(self, mind: str, by: str) -> None:
+        """Wake the mind for good, and tell it; `by` says of what. Raises Problem."""
+        known_mind(mind, self._manager.policy.config)
+        # A client that leaves must not leave a mind half awake.
+        await asyncio.shield(self._spawn(self._wake(mind, by, by_message=False)))
+
+    def wake_for_message(self, mind: str) -> None:
+        """A message is stored that wakes the mind."""
+        self._spawn(self._until_awake(mind, "by a message", by_message=True))
+
+    async def _until_awake(self, mind: str, by: str, by_message: bool) -> None:
+        while True:
+            try:
+                return await self._wake(mind, by, by_message)
+            except Problem as problem:
+                log.warning("%s cannot be woken yet: %s", mind, problem.detail)
+                await asyncio.sleep(AGAIN_S)
+
+    async def _on_time(self, mind: str) -> None:
+        if mind not in self._waking:
+            self._waking.add(mind)
+            try:
+                await self._until_awake(mind, "at the time that was set", by_message=False)
+            finally:
+                self._waking.discard(mind)
+
+    async def _wake(self, mind: str, by: str, by_message: bool) -> None:
+        manager, policy = self._manager, self._manager.policy
+        async with self._lock(mind):
+            state, config, now = policy.setting(sleep_key(mind)), policy.config.minds.get(mind), self._clock()
+            if state is None:
+                if not by_message and policy.setting(woken_key(mind)):
+                    await self._store(mind, {woken_key(mind): None})
+                else:  # a message may have been stored that was to wake it, when it just was
+                    self._keep({woken_key(mind): policy.setting(woken_key(mind))})
+                return
+            changes = {
+                sleep_key(mind): None,
+                woken_key(mind): {"until": state["until"]} if by_message else None,
+                start_key(mind): True if config is not None and config.unit is not None else None,
+            }
+            held = manager.backlog.count(mind)
+            told = False
+            if config is not None and state["since"] is not None and not by_message:
+                slept = views.span(now - state["since"])
+                text = (
+                    f"[hostguard] You slept for {slept}, and were woken {by}. Messages that waited: {held}."
+                )
+                told = await self._send(config, Kind.WAKE, text, now, lambda db: _set(db, changes))
+            if not told:
+                await self._or_back(mind, store(manager, lambda db: _set(db, changes), lambda _: None))
+            if state["since"] is None and manager.backlog.remove(state["row"], mind, SESSION):
+                row = Row(state["row"], mind, SESSION, kind=Kind.LIFECYCLE)
+                manager.ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
+            await self._units.start(mind)  # its rows are held until it can take them
+            self._mirror({sleep_key(mind): None, woken_key(mind): changes[woken_key(mind)]})
+            if by_message:
+                self._watch_idle(mind)
+            self._set_timer()
+            text = f"{mind} is awake, woken {by}; messages that waited: {held}"
+            manager.events.emit(Event.AWAKE, text, mind=mind)
+            manager.reopen(mind)
+
+    # -- time
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        policy = self._manager.policy
+        states = [*policy.named(sleep_key("")).values(), *policy.named(woken_key("")).values()]
+        times = [state.get(name) for state in states if isinstance(state, dict) for name in ("until", "by")]
+        first = min((time for time in times if time is not None), default=None)
+        if first is not None and not self._closed:
+            # What is under way since its time came is looked at again in a second.
+            delay = min((first - self._clock()) / 1000, CLOCK_CHECK_S)
+            self._timer = asyncio.get_running_loop().call_later(delay if delay > 0 else 1.0, self.check)
+
+    def check(self) -> None:
+        """Wake the minds whose time has come."""
+        policy, now = self._manager.policy, self._clock()
+        for mind, state in policy.named(sleep_key("")).items():
+            self._fell(mind)
+            if state["until"] is not None and state["until"] <= now:
+                self._spawn(self._on_time(mind))
+        for mind, state in policy.named(woken_key("")).items():
+            if isinstance(state, dict) and state["until"] is not None and state["until"] <= now:
+                self._keep({woken_key(mind): None})
+        self._set_timer()
+
+    # -- small things
+
+    def _lock(self, mind: str) -> asyncio.Lock:
+        return self._locks.setdefault(mind, asyncio.Lock())
+
+    async def _send(self, mind: Mind, kind: Kind, text: str, now: int, also: Op, expires_at: int = 0) -> bool:
+        """Store a message to the mind, and `also`; False if it can have none: then nothing is stored."""
+        if not (mind.command or mind.url):
+            return False
+        target, payload = Target(mind.name, SESSION, kind=kind), system_payload((mind.name,), text)
+        new = New((target,), payload, now, sender=SENDER, channel=CHANNEL, expires_at=expires_at)
+        try:
+            await self._or_back(mind.name, self._acceptor.store(new, also=also))
+        except Problem as problem:
+            if problem.code == "queue_full":
+                return False
+            raise
+        return True
+
+    async def _store(self, mind: str, changes: dict[str, Any]) -> None:
+        await self._or_back(mind, store(self._manager, lambda db: _set(db, changes), lambda _: None))
+        self._mirror(changes)
+
+    async def _or_back(self, mind: str, write: Coroutine[Any, Any, object]) -> None:
+        """Make a change; one that the card may or may not have taken in the end is taken back."""
+        try:
+            await write
+        except Problem as problem:
+            if problem.code != "unavailable":
+                raise
+            keys = (sleep_key(mind), woken_key(mind), start_key(mind))
+            self._keep({key: self._manager.policy.setting(key) for key in keys})
+            raise unavailable(f"the device does not take writes; {mind} is as it was, try again") from problem
+
+    def _keep(self, changes: dict[str, Any]) -> None:
+        """At once in memory, and stored as soon as the card takes it."""
+        self._mirror(changes)
+        self._manager.ledger.write(lambda db: _set(db, changes))
+
+    def _mirror(self, changes: dict[str, Any]) -> None:
+        for key, value in changes.items():
+            self._manager.policy.set(key, value)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._manager.keep(task)
+        return task
+
+
+def _set(db: sqlite3.Connection, changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        deliveries.set_setting(db, key, value)
+
+
+def _shown(time: int) -> str:
+    return datetime.fromtimestamp(time / 1000).astimezone().isoformat(sep=" ", timespec="minutes")

@@ -1,0 +1,1 @@
+"""Whether, when and in which order turns start."""

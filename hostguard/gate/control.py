@@ -1,0 +1,266 @@
+"""What an operator does to the running guard. Each raises Problem if it cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, TypeVar
+
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import (
+    Problem,
+    bad_request,
+    conflict,
+    unavailable,
+    unknown,
+)
+from hostguard.core.model import (
+    Delivery,
+    Kind,
+    Reason,
+    State,
+)
+from hostguard.delivery.message import known_mind
+from hostguard.gate.deadlock import hopeless
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import (
+    CAP_MAX,
+    LIMITS,
+    limit_key,
+    pause_key,
+)
+from hostguard.store import deliveries
+from hostguard.store.writer import Refused, Unavailable
+from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.telemetry.events import Event
+from hostguard.turns.live import Phase, Turn
+
+T = TypeVar("T")
+
+ID_MAX = (1 << 63) - 1  # SQLite's largest integer
+BY_REQUEST = "cancelled by request"
+ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
+
+
+async def store(manager: Manager, op: deliveries.Op, then: Callable[[Any], None]) -> None:
+    """A durable write that its caller waits for; `then`, with its result, once it is stored.
+
+    Raises Problem. Where the device hangs in the very commit, the caller is told so, and `then` still
+    follows if the write succeeds after all.
+    """
+    write = manager.queue.submit(op)
+    try:
+        result = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
+    except TimeoutError:
+        if manager.queue.withdraw(write):
+            raise unavailable("the device does not take writes; nothing was done") from None
+
+        def late(future: asyncio.Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                then(future.result())
+
+        write.future.add_done_callback(late)
+        raise unavailable("the device does not take writes; it is done once the device goes on") from None
+    except Unavailable as error:
+        raise unavailable(f"the queue does not take writes: {error}") from error
+    then(result)
+
+
+async def read(manager: Manager, op: deliveries.Op) -> Any:
+    """A read of the database. Raises Problem."""
+    try:
+        return await asyncio.wait_for(manager.queue.read(op), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; hostguard status does") from None
+    except Unavailable as error:
+        raise unavailable(f"the queue cannot be read: {error}") from error
+
+
+async def look(function: Callable[..., T], *args: Any) -> T:
+    """Call what may wait for a disk, in a thread. Raises Problem."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function, *args), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; nothing was done") from None
+
+
+async def delivery(manager: Manager, id_: int) -> Delivery:
+    """One row."""
+    if id_ > ID_MAX:
+        raise unknown("delivery", id_, "hostguard queue lists those that wait")
+    row: Delivery | None = await read(manager, lambda db: deliveries.get(db, id_))
+    if row is None:
+        raise unknown("delivery", id_, "hostguard queue lists those that wait")
+    return row
+
+
+async def pause(manager: Manager, mind: str | None, on: bool) -> None:
+    """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
+    if on or not manager.policy.paused(mind):
+        _check(manager, mind)  # one that was removed while paused can still be resumed
+    key, before = pause_key(mind), manager.policy.paused(mind)
+    if on:
+        # At once, whatever the card does: nothing may start while the setting is being stored.
+        manager.policy.set(key, True)
+        for turn in manager.runner.live:
+            if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
+                turn.revoked = True
+
+    def stored(_: Any) -> None:
+        manager.policy.set(key, True if on else None)
+        who = mind or "the guard"
+        event, text = (
+            (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
+        )
+        manager.events.emit(event, text, mind=mind)
+        touch(manager)
+
+    try:
+        await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None), stored)
+    except Problem:
+        manager.policy.set(key, True if before else None)
+        touch(manager)
+        raise
+
+
+async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, runtime: bool) -> None:
+    """Set a cap at once. `value`: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
+    if name not in LIMITS:
+        raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
+    if mind is not None and name != "mind_concurrent_turns":
+        raise bad_request(f"{name} is of the whole host: leave the mind out")
+    _check(manager, mind)
+    setting: dict[str, Any] | None = None
+    if value == "default":
+        pass
+    elif value == "unlimited":
+        setting = {"value": None, "boot": manager.policy.boot if runtime else None}
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= CAP_MAX:
+        setting = {"value": value, "boot": manager.policy.boot if runtime else None}
+    else:
+        raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
+    key = limit_key(name, mind)
+
+    def stored(_: Any) -> None:
+        manager.policy.set(key, setting)
+        now, source = manager.policy.limit(name, mind)
+        told = "unlimited" if now is None else now
+        text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
+        manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
+        touch(manager)
+
+    await store(manager, lambda db: deliveries.set_setting(db, key, setting), stored)
+
+
+def touch(manager: Manager) -> None:
+    """Caps, pauses or minds changed: look at every mind again."""
+    for mind in manager.backlog.mind_names():
+        manager.backlog.touch(mind)
+    manager.pump()
+
+
+async def cancel(manager: Manager, id_: int) -> Delivery:
+    """Take a queued row out."""
+    row = await delivery(manager, id_)
+    if row.state is State.DELIVERING or manager.runner.live.by_id(row.turn or "") is not None:
+        raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
+    if row.state in (State.BATCHING, State.GATED):
+        return await _take_back(manager, row)
+    if row.state is not State.QUEUED:
+        raise conflict(f"{id_} is {row.state} already")
+    if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
+        raise conflict(f"{id_} is being started: hostguard turns")
+    await manager.ledger.close(row.row, State.CANCELLED, BY_REQUEST)
+    return await delivery(manager, id_)
+
+
+async def _take_back(manager: Manager, row: Delivery) -> Delivery:
+    """Cancel a row that a batch or a missing route keeps back, unless it goes out at this moment."""
+
+    def stored(closed: list[int]) -> None:
+        if closed:
+            manager.on_taken_back(row)
+            manager.ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
+            manager.ledger.waiters.tell(row.id)
+
+    def close(db: sqlite3.Connection) -> list[int]:
+        return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
+
+    await store(manager, close, stored)
+    found = await delivery(manager, row.id)
+    return found if found.state is State.CANCELLED else await cancel(manager, row.id)
+
+
+async def retry(manager: Manager, id_: int) -> Delivery:
+    """Queue an ended row again."""
+    await delivery(manager, id_)
+    try:
+        await store(manager, lambda db: deliveries.retry(db, id_, now_ms()), lambda row: manager.admit([row]))
+    except Refused as refusal:
+        current = await delivery(manager, id_)
+        if current.kind is Kind.RUN:
+            raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
+        raise conflict(f"{id_} is {current.state}: only an ended delivery can be tried again") from refusal
+    return await delivery(manager, id_)
+
+
+async def drop(manager: Manager, id_: int) -> Delivery:
+    """Take a dead letter out of the list of them."""
+    await delivery(manager, id_)
+    try:
+        await store(manager, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
+    except Refused as refusal:
+        current = await delivery(manager, id_)
+        raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
+    return await delivery(manager, id_)
+
+
+async def refuse_deadlock(manager: Manager, id_: int) -> None:
+    """Refuse a wait, registered already, that would never end. Raises Problem (conflict)."""
+    waits = manager.ledger.waiters.units
+    if not any(id_ in rows for rows in waits.values()):
+        return
+    blockers: dict[int, Collection[str] | None] = {}
+    for row_id in {row_id for rows in waits.values() for row_id in rows}:
+        row = await read(manager, partial(deliveries.get, id_=row_id))
+        blockers[row_id] = _blockers(manager, row) if row is not None else None
+    if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
+        units = ", ".join(sorted(blockers[id_] or ()))
+        raise conflict(
+            f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
+            " It is accepted all the same: go on without waiting"
+        )
+
+
+def _blockers(manager: Manager, row: Delivery) -> Collection[str] | None:
+    live = manager.runner.live
+    if row.state is State.DELIVERING:
+        turn = live.by_id(row.turn or "")
+        return [turn.live.unit] if turn is not None else None
+    hold = manager.verdict(row.row) if row.state is State.QUEUED else None
+    if hold is None:
+        return None
+    if hold.reason is Reason.GLOBAL_CAP:
+        return list(live.turns)
+    if hold.reason in (Reason.MIND_BUSY, Reason.SESSION_BUSY):
+        return [turn.unit for turn in live.of(row.mind)]
+    return None
+
+
+async def stop(manager: Manager, name: str) -> Turn:
+    """Ask systemd to stop a turn's scope."""
+    turn = manager.runner.live.by_id(name)
+    if turn is None:
+        raise unknown("turn", name, "hostguard turns lists the live ones")
+    try:
+        await manager.runner.stop(turn)
+    except (SystemdError, SystemdLost) as error:
+        raise unavailable(f"systemd did not stop {turn.live.unit}: {error}") from error
+    return turn
+
+
+def _check(manager: Manager, mind: str | None) -> None:
+    if mind is not None:
+        known_mind(mind, manager.policy.config)

@@ -1,0 +1,248 @@
+"""What is known and written of each row beside its place in line: holds, attempts, expiry, its end.
+
+Everything that ends a row, or gives it back, is here, with its event and its write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from hostguard.core import outcome as outcome_
+from hostguard.core import retry
+from hostguard.core.clock import now_ms
+from hostguard.core.model import (
+    Delivery,
+    Hold,
+    Kind,
+    Reason,
+    Row,
+    State,
+    Waited,
+)
+from hostguard.gate.run_clients import Callers
+from hostguard.store import deliveries
+from hostguard.store.deliveries import New
+from hostguard.store.waiters import Waiters
+from hostguard.store.writer import Queue
+from hostguard.telemetry.events import Event, Events
+from hostguard.turns import exit_record
+from hostguard.turns.live import Turn
+
+TRIM_EVERY = 100  # ended rows between two looks at the history
+
+
+class Ledger:
+    """One for the manager; it mirrors the database."""
+
+    def __init__(self, queue: Queue, events: Events, callers: Callers) -> None:
+        self.waiters = Waiters()
+        self.loaded = 0  # rows up to this id were queued before the guard was started
+        self.floor = 0  # ids up to this one belong to turns of a database that is gone
+        self.history_rows = 0
+        self.written: Counter[str] = Counter()  # bytes, by mind, of turns that ended since the guard's start
+        self._queue = queue
+        self._events = events
+        self._callers = callers
+        self._holds: dict[int, tuple[Hold, int]] = {}  # row -> (hold as it began, since ms)
+        self._attempts: dict[int, int] = {}  # of queued rows that failed before
+        self._expiries: list[tuple[int, int, str, str]] = []  # may be stale
+        self._expires: dict[int, int] = {}  # row -> when it expires
+        self._ended = 0
+
+    def remember(self, row: Delivery) -> None:
+        """Know of a queued row what its place in line does not tell."""
+        if row.attempts:
+            self._attempts[row.id] = row.attempts
+        if row.expires_at:
+            self._note_expiry(row)
+
+    def attempts(self, id_: int) -> int:
+        """Failed attempts of a queued row."""
+        return self._attempts.get(id_, 0)
+
+    async def fetch(self, id_: int) -> tuple[Delivery, bytes] | None:
+        """A row of the backlog with its payload; None if it has ended meanwhile. Raises Unavailable.
+
+        It may be stored as delivering still: it was given back a moment ago, and that is not stored yet.
+        """
+        found = await self._queue.read(lambda db: deliveries.with_payload(db, id_))
+        if found is None or found[0].state.final:
+            return None
+        return replace(found[0], attempts=self.attempts(id_)), found[1]
+
+    def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
+        """A write that must not be lost: tried until it succeeds."""
+        return self._queue.submit(op, durable=durable, keep=True).future
+
+    # -- holds
+
+    def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
+        """The row waits; said once, however its reason changes."""
+        if row.id in self._holds:
+            return
+        self._holds[row.id] = (hold, now)
+        self._callers.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
+        self._events.emit(
+            Event.HELD, f"{row.mind}: holding {row.id}: {hold.reason} ({hold.blocker})", mind=row.mind,
+            session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
+        )  # fmt: skip
+
+    def hold_ends(self, row: Delivery, now: int) -> Waited:
+        """The row starts, or goes into a turn: how long it waited since it was due."""
+        waited = max(0, now - max(row.created_at, row.not_before))
+        hold, _since = self._holds.pop(row.id, (None, 0))
+        if hold is None and waited and row.id <= self.loaded:
+            hold = Hold(Reason.RESTART, "the guard was restarted since")
+        if hold is not None:
+            self._events.emit(
+                Event.HOLD_ENDED, f"{row.mind}: {row.id} waited {waited} ms ({hold.reason})", mind=row.mind,
+                session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
+                waited_ms=waited,
+            )  # fmt: skip
+        return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
+
+    def held_since(self, id_: int | None) -> int | None:
+        """When the row's hold began, in ms; None if that was not seen."""
+        return self._holds[id_][1] if id_ in self._holds else None
+
+    # -- ends
+
+    def settle(
+        self,
+        row: Delivery,
+        turn: Turn,
+        ending: outcome_.Ending,
+        waited: Waited,
+        follow_up: New | None = None,
+        admit: Callable[[list[Delivery]], None] = lambda rows: None,
+    ) -> Row | None:
+        """Write down how the row's turn ended; the row to queue again if it failed or never ran.
+
+        `follow_up` is stored in the same transaction if the row ends for good, and handed to `admit` then.
+        """
+        now, turn_id = now_ms(), turn.live.id
+        assert turn_id is not None
+        result = outcome_.result(ending, turn.record, max(0, now - turn.since), waited, turn.used)
+        if row is turn.delivery:  # what folded into its turn has the same bytes
+            self.written[row.mind] += result["write_bytes"] or 0
+        attempts = row.attempts + ending.failed
+        if row.kind is Kind.RUN:
+            again = ending.back and self._callers.waits(row.id)
+        else:
+            again = ending.back or (ending.failed and attempts < retry.ATTEMPTS_MAX)
+        if again:
+            pause = retry.backoff(attempts) if ending.failed else ending.pause_ms
+            not_before = now + pause if pause else row.not_before
+            write = self.write(
+                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
+            )
+            self._attempts[row.id] = attempts
+            if row.expires_at:
+                self._note_expiry(row)
+            if ending.failed:
+                wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
+                self._tell(
+                    Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason,
+                    outcome=ending.outcome,
+                )  # fmt: skip
+        else:
+            state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
+
+            def finish(db: sqlite3.Connection) -> list[Delivery]:
+                ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
+                return deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
+
+            write = self.write(finish)
+            if follow_up is not None:
+                write.add_done_callback(lambda done: admit(done.result()))
+            self._attempts.pop(row.id, None)
+            self._expires.pop(row.id, None)
+            text = f"ended: {ending.reason}"
+            self._tell(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
+            if state is State.DEAD:
+                text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
+                self._tell(Event.DEAD, row, turn_id, text, reason=ending.reason)
+            self._trim()
+
+        def stored(_: object) -> None:
+            # A row given back keeps its empty record: its next turn has the same id, and may be on its way.
+            if row is turn.delivery and not (again and ending.back):
+                exit_record.forget(turn_id)
+            if not again:
+                self.waiters.tell(row.id)
+
+        write.add_done_callback(stored)
+        return Row(row.id, row.mind, row.session, not_before, row.kind) if again else None
+
+    def _tell(self, event: Event, row: Delivery, turn_id: str, text: str, **more: Any) -> None:
+        told = f"{row.mind}: turn {turn_id} {text}"
+        self._events.emit(
+            event, told, mind=row.mind, session=row.session, delivery=row.id, turn=turn_id, **more
+        )
+
+    def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
+        """End a row that was taken out of the line: cancelled or expired."""
+        id_ = row.id
+        turn_id = retry.turn_id(id_, self._attempts.pop(id_, 0))
+        self._holds.pop(id_, None)
+        self._expires.pop(id_, None)
+        self.tell_closed(row, state, text)
+        caller = self._callers.take(id_)
+        if caller is not None:
+            caller.tell({"event": str(state), "detail": text})
+        write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
+
+        def stored(_: object) -> None:
+            exit_record.forget(turn_id)  # of a turn that never ran
+            self.waiters.tell(id_)
+
+        write.add_done_callback(stored)
+        return write
+
+    def tell_closed(self, row: Row, state: State, text: str) -> None:
+        """Tell that a row is cancelled or expired."""
+        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
+        told = f"{row.mind}: {row.id} {state}: {text}"
+        self._events.emit(event, told, mind=row.mind, session=row.session, delivery=row.id)
+
+    def _trim(self) -> None:
+        self._ended += 1
+        if self._ended % TRIM_EVERY == 0:
+            keep = self.history_rows
+            self.write(lambda db: deliveries.trim(db, keep), durable=False)
+
+    @property
+    def tried(self) -> Collection[int]:
+        """Rows that failed before, and are to be tried again."""
+        return self._attempts.keys()
+
+    # -- expiry
+
+    def _note_expiry(self, row: Delivery) -> None:
+        self._expires[row.id] = row.expires_at
+        heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+
+    def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
+        """Close the rows whose time to start ran out, as far as `remove` could take them out of the line."""
+        later = []
+        while self._expiries and self._expiries[0][0] <= now:
+            entry = heapq.heappop(self._expiries)
+            row = Row(*entry[1:])
+            if self._expires.get(row.id) != entry[0]:
+                continue  # it has ended since, and may have been tried again
+            if row.id in spared:
+                later.append(entry)
+            elif remove(row):
+                self.close(row, State.EXPIRED, "its time to start ran out")
+        for entry in later:
+            heapq.heappush(self._expiries, entry)
+
+    def next_expiry(self) -> int | None:
+        """When the next row expires, in ms."""
+        return self._expiries[0][0] if self._expiries else None

@@ -1,0 +1,1 @@
+"""The kernel and its file systems: cgroups, processes, disks, pressure stall information."""

@@ -1,0 +1,109 @@
+"""What the kernel says of a scope's processes. All of it is in memory: nothing here waits for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hostguard.core import paths
+
+
+def find_root(root: Path = Path("/")) -> Path:
+    """Where cgroup version 2 is mounted: with a hybrid hierarchy (old hosts) beside version 1."""
+    hybrid = root / "sys/fs/cgroup/unified"
+    return hybrid if hybrid.is_dir() else root / "sys/fs/cgroup"
+
+
+ROOT = find_root()
+
+
+def of_manager(root: Path = Path("/")) -> Path:
+    """What the units of our service manager hang from: the root, or for a user's own manager its service."""
+    user = os.getuid()
+    own = f"user.slice/user-{user}.slice/user@{user}.service" if paths.USER else ""
+    return find_root(root) / own
+
+
+GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
+AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again
+
+
+def populated(cgroup: Path) -> bool:
+    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none.
+
+    One that cannot be read (no descriptor is free) counts as populated: in doubt a slot is taken.
+    """
+    try:
+        return b"populated 1" in (cgroup / "cgroup.events").read_bytes()
+    except OSError as error:
+        return error.errno not in GONE
+
+
+class Watch:
+    """Calls `on_empty` for each watched cgroup that has no process any more.
+
+    systemd tells it too, but only after PID 1 found the time. Of cgroup.events the kernel reports changes
+    as POLLPRI, which asyncio does not wait for: hence an epoll object of our own, itself watched.
+    """
+
+    def __init__(self, on_empty: Callable[[str], None]) -> None:
+        self._on_empty = on_empty
+        self._epoll = select.epoll()
+        self._files: dict[int, tuple[str, Path]] = {}
+        self._fds: dict[str, int] = {}
+        self._later: dict[str, asyncio.TimerHandle] = {}
+
+    def open(self) -> None:
+        """Begin to watch. Call it on the event loop."""
+        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._on_events)
+
+    def close(self) -> None:
+        """Watch no more."""
+        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        for name in [*self._fds, *self._later]:
+            self.remove(name)
+        self._epoll.close()
+
+    def add(self, name: str, cgroup: Path) -> None:
+        """Watch a cgroup; `on_empty(name)` follows, from the event loop, also if it is empty already."""
+        self._later.pop(name, None)
+        try:
+            fd = os.open(cgroup / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            loop = asyncio.get_running_loop()
+            if error.errno in GONE:
+                loop.call_soon(self._on_empty, name)
+            else:
+                self._later[name] = loop.call_later(AGAIN_S, self.add, name, cgroup)
+            return
+        self._fds[name] = fd
+        self._files[fd] = (name, cgroup)
+        self._epoll.register(fd, select.EPOLLPRI)
+        if not populated(cgroup):
+            asyncio.get_running_loop().call_soon(self._on_empty, name)
+
+    def remove(self, name: str) -> None:
+        """Do not watch it any more, if it was watched."""
+        if name in self._later:
+            self._later.pop(name).cancel()
+        fd = self._fds.pop(name, None)
+        if fd is not None:
+            del self._files[fd]
+            self._epoll.unregister(fd)
+            os.close(fd)
+
+    def _on_events(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            if fd not in self._files:
+                continue
+            name, cgroup = self._files[fd]
+            with suppress(OSError):  # it is gone
+                os.pread(fd, 64, 0)  # tells the kernel that this change was seen
+            if not populated(cgroup):
+                self.remove(name)
+                self._on_empty(name)

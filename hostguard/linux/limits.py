@@ -1,0 +1,270 @@
+"""What the kernel applies of the limits that are configured: never claimed, always read back.
+
+PID 1 starts a unit also when the kernel takes a limit from it, or when it cannot resolve the device, and says
+so at debug level only. `judge` is the decision, pure; the readers take the root folder to read below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hostguard.core import paths
+from hostguard.core.model import Config, Limits
+from hostguard.core.units import SLICE
+from hostguard.linux import cgroup as cgroups
+from hostguard.linux.disk import Device, mounts_on
+
+DEFAULT_WEIGHT = 100  # of every cgroup, also for BFQ (systemd, cgroup-util.h)
+# The kernel's cgroup-v2.rst, "Writeback": on others, the kernel writes what a turn wrote as its own. ext3 is
+# served by ext4's driver.
+ATTRIBUTING = frozenset({"ext2", "ext3", "ext4", "btrfs", "f2fs", "xfs"})
+PAGE_MAX = 65_536  # bytes; the kernel rounds memory limits down to pages, of 64 KiB at most
+IO_MAX = {  # limit -> key in io.max
+    "read_bandwidth": "rbps",
+    "write_bandwidth": "wbps",
+    "read_iops": "riops",
+    "write_iops": "wiops",
+}
+FILES = {"memory_high": "memory.high", "memory_max": "memory.max", "tasks_max": "pids.max"}
+
+
+class Label(StrEnum):
+    """How far a limit is applied."""
+
+    ENFORCED = "enforced"
+    UNKNOWN = "unknown"  # nothing speaks against it, but no turn has been read back yet
+    PARTIAL = "partial"  # it binds, but not all that it should
+    INERT = "inert"  # it does nothing at all
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One configured limit, by its key in the configuration, and why it has its label."""
+
+    limit: str
+    label: Label
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What the host offers. `unattributed`: file systems on the disk as "exfat on /mnt", see ATTRIBUTING."""
+
+    disk: Device
+    number: str | None = None  # of the disk, "179:0"
+    controllers: frozenset[str] = frozenset()  # of cgroup version 2, that the service manager has
+    scheduler: str | None = None
+    iocost: bool = False
+    unattributed: tuple[str, ...] = ()
+
+    @property
+    def weighs(self) -> str | None:
+        """What shares the disk out by weight; None: nothing does."""
+        if self.scheduler == "bfq":
+            return "BFQ"
+        return "iocost" if self.iocost else None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the files of a turn's cgroup say. None and missing keys: no limit, or no such file."""
+
+    controllers: frozenset[str] = frozenset()
+    io_max: Mapping[str, int] | None = None  # by the keys of io.max, of the disk
+    weight: int | None = None  # as whatever weighs the disk sees it
+    slice_weight: int | None = None  # the same, of hostguard.slice
+    values: Mapping[str, int] | None = None  # by the names in FILES
+
+
+_NOT_YET = (Label.UNKNOWN, "to be read back from the next turn")
+
+
+def configured(config: Config) -> set[Limits]:
+    """The different limits that turns may get."""
+    return {mind.limits for mind in config.minds.values()} or {config.turn}
+
+
+def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verdict, ...]:
+    """A verdict on each limit that is set. `applied` None: no turn with these limits was read back yet.
+
+    max_turn is not among them: systemd ends a turn, not the kernel.
+    """
+    verdicts = []
+    if limits.io_weight is not None:
+        verdicts.append(Verdict("io_weight", *_weight(limits.io_weight, kernel, applied)))
+    for name in IO_MAX:
+        asked = getattr(limits, name)
+        if asked is not None:
+            verdicts.append(Verdict(name, *_io_max(name, asked, kernel, applied)))
+    for name in FILES:
+        asked = getattr(limits, name)
+        if asked is not None:
+            verdicts.append(Verdict(name, *_value(name, asked, kernel, applied)))
+    return tuple(verdicts)
+
+
+def worst(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Of each limit the verdict that enforces least, in the order in which they first come."""
+    order = list(Label)
+    found: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        known = found.setdefault(verdict.limit, verdict)
+        if order.index(verdict.label) > order.index(known.label):
+            found[verdict.limit] = verdict
+    return list(found.values())
+
+
+def bfq_weight(io_weight: int) -> int:
+    """What systemd writes into io.bfq.weight for an IOWeight: up to 100 the same, 100..10000 as 100..1000."""
+    return io_weight if io_weight <= 100 else 100 + (io_weight - 100) * 900 // 9900
+
+
+def _controller(name: str, kernel: Kernel, applied: Applied | None) -> str | None:
+    """Why the controller does nothing for turns; None if it is on."""
+    if name not in kernel.controllers:
+        return f"{'the user manager' if paths.USER else 'cgroup version 2'} has no {name} controller here"
+    if applied is not None and name not in applied.controllers:
+        return f"the {name} controller is not on for turns"
+    return None
+
+
+def _weight(asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
+    missing = _controller("io", kernel, applied)
+    if missing is not None:
+        return Label.INERT, missing
+    if kernel.disk.name is None:
+        return Label.INERT, f"no disk is known that could be weighed: {kernel.disk.reason}"
+    if kernel.weighs is None:
+        scheduler = kernel.scheduler or "unknown"
+        return Label.INERT, f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost weigh"
+    if applied is None:
+        return _NOT_YET
+    wanted = bfq_weight(asked) if kernel.weighs == "BFQ" else asked
+    if applied.weight != wanted:
+        return Label.INERT, f"{kernel.weighs} sees the weight {applied.weight}, not {wanted}"
+    if applied.slice_weight in (None, DEFAULT_WEIGHT):
+        # Weights count among siblings: a scope's are the other turns of its mind.
+        return Label.PARTIAL, (
+            f"{kernel.weighs} weighs the turns of one mind with it; beside the rest of the host all turns"
+            f" together weigh {DEFAULT_WEIGHT}, as others (systemctl set-property {SLICE} IOWeight={asked})"
+        )
+    return Label.ENFORCED, (
+        f"{kernel.weighs} weighs the turns of one mind with it, and all turns together with"
+        f" {applied.slice_weight} beside the rest of the host"
+    )
+
+
+def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
+    missing = _controller("io", kernel, applied)
+    if missing is not None:
+        return Label.INERT, missing
+    if kernel.disk.node is None:
+        return Label.INERT, f"there is no disk to limit: {kernel.disk.reason}"
+    if applied is not None:
+        value = (applied.io_max or {}).get(IO_MAX[name])
+        if value is None:
+            return Label.INERT, f"io.max has no {IO_MAX[name]} for {kernel.disk.name}: systemd did not set it"
+        if value != asked:
+            return Label.PARTIAL, f"io.max says {value}, not {asked}"
+    if name.startswith("write_"):
+        if kernel.disk.encrypted:
+            return Label.PARTIAL, (
+                f"{kernel.disk.name} is encrypted: what writes to it are the kernel's own threads, unless it"
+                " was opened with no_write_workqueue"
+            )
+        missing = _controller("memory", kernel, applied)
+        if missing is not None:
+            return Label.PARTIAL, (
+                f"{missing}: only what a turn writes past the page cache or syncs itself is limited, not what"
+                " the kernel writes later"
+            )
+        if kernel.unattributed:
+            return Label.PARTIAL, (
+                f"not what is written to {', '.join(kernel.unattributed)}, later, by the kernel: that file"
+                " system does not tell whose it is"
+            )
+    return _NOT_YET if applied is None else (Label.ENFORCED, "in io.max")
+
+
+def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
+    missing = _controller("pids" if name == "tasks_max" else "memory", kernel, applied)
+    if missing is not None:
+        return Label.INERT, missing
+    if applied is None:
+        return _NOT_YET
+    value = (applied.values or {}).get(name)
+    if value is None:
+        return Label.INERT, f"{FILES[name]} has no limit: systemd did not set it"
+    slack = 0 if name == "tasks_max" else PAGE_MAX
+    if not asked - slack <= value <= asked:
+        return Label.PARTIAL, f"{FILES[name]} says {value}, not {asked}"
+    return Label.ENFORCED, f"in {FILES[name]}"
+
+
+# -- reading; all of it is in memory
+
+
+def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
+    """What the host below `root` offers. Raises OSError."""
+    controllers = frozenset(_text(cgroups.of_manager(root) / "cgroup.controllers").split())
+    if disk.name is None:
+        return Kernel(disk, controllers=controllers)
+    block = root / "sys/block" / disk.name
+    number = _text(block / "dev").strip() or None
+    chosen = re.search(r"\[(\S+)\]", _text(block / "queue/scheduler"))
+    qos = _lines(_text(cgroups.find_root(root) / "io.cost.qos")).get(number or "", "")
+    return Kernel(
+        disk,
+        number,
+        controllers,
+        chosen[1] if chosen else None,
+        "enable=1" in qos.split(),
+        tuple(
+            f"{mount.kind} on {mount.place}"
+            for mount in mounts_on(disk, root)
+            if mount.kind not in ATTRIBUTING
+            and "ro" not in mount.options
+            and not mount.place.startswith(("/boot", "/efi"))
+        ),
+    )
+
+
+def read_applied(cgroup: Path, kernel: Kernel) -> Applied | None:
+    """What the files of a turn's cgroup say; None if it is gone."""
+    controllers = _text(cgroup / "cgroup.controllers")
+    io_max = _lines(_text(cgroup / "io.max")).get(kernel.number or "", "")
+    pairs = (pair.partition("=") for pair in io_max.split())
+    values = {
+        name: int(text) for name, file in FILES.items() if (text := _text(cgroup / file).strip()).isdecimal()
+    }
+    if not (cgroup / "cgroup.events").exists():
+        return None
+    return Applied(
+        frozenset(controllers.split()),
+        {key: int(value) for key, _, value in pairs if value.isdecimal()},
+        _weight_of(cgroup, kernel),
+        next((_weight_of(above, kernel) for above in cgroup.parents if above.name == SLICE), None),
+        values,
+    )
+
+
+def _weight_of(cgroup: Path, kernel: Kernel) -> int | None:
+    lines = _lines(_text(cgroup / ("io.bfq.weight" if kernel.weighs == "BFQ" else "io.weight")))
+    text = lines.get(kernel.number or "", lines.get("default", ""))
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(text: str) -> dict[str, str]:
+    """The lines of a keyed cgroup file: first word -> the rest."""
+    return {key: rest for key, _, rest in (line.partition(" ") for line in text.splitlines())}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""What the kernel says of other processes. All of it is in memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from hostguard.linux import cgroup as cgroups
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc/PID/stat tells. `started`, in ticks since boot, and the pid name one process for ever.
+
+    So two of these are equal if they are of one process.
+    """
+
+    pid: int
+    started: int
+    parent: int = field(compare=False)
+    cpu_s: float = field(compare=False)
+    waits: bool = field(compare=False)  # for a disk, or something else that cannot be interrupted
+
+
+def process(pid: int) -> Process | None:
+    """The process, None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    cpu = (int(fields[11]) + int(fields[12])) * TICK_S
+    return Process(pid, int(fields[19]), int(fields[1]), cpu, fields[0] == b"D")
+
+
+def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
+    """Bytes that the process, with its children that it reaped, read from and wrote to storage.
+
+    None: it is gone, or that may not be seen.
+    """
+    try:
+        counters = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
+        return int(counters["read_bytes"]), int(counters["write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def members(cgroup: Path) -> list[int]:
+    """The processes in a cgroup itself; none if it is gone."""
+    try:
+        return [int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def uid_of(pid: int) -> int:
+    """The process's effective user; -1 if it is gone."""
+    try:  # not the owner of the folder: that is root for a process that may not be traced
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return -1
+    return int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1])
+
+
+def home_of(pid: int) -> Path | None:
+    """The process's cgroup."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    return cgroups.ROOT / own.lstrip("/") if own is not None else None
+
+
+def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
+    """The processes, of these or of all, that take connections to the URL; none if it is another host's.
+
+    Reads their descriptors: for a thread.
+    """
+    parts = urlsplit(url)
+    hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
+    if not any(map(_is_own, hosts)):
+        return []
+    hosts |= {"0.0.0.0", "::"}  # noqa: S104
+    taken = {name for name, host, port in _listening() if port == (parts.port or 80) and host in hosts}
+    return [pid for pid in (psutil.pids() if pids is None else pids) if taken and _holds(pid, taken)]
+
+
+def _is_own(host: str | None) -> bool:
+    """Whether an address is one of this host's: only such a one can be bound."""
+    try:
+        family = socket.AF_INET6 if ip_address(host or "").version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((host, 0))
+    except (ValueError, OSError):  # it is a name; it is another's
+        return False
+    return True
+
+
+def _listening() -> Iterator[tuple[str, str, int]]:
+    """(as its descriptors are called, address, port) of each TCP socket that listens."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except OSError:  # no IPv6 here
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == "0A":
+                address, _, port = fields[1].partition(":")
+                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+                raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                yield f"socket:[{fields[9]}]", str(ip_address(raw)), int(port, 16)
+
+
+def _holds(pid: int, sockets: set[str]) -> bool:
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(os.readlink(entry.path) in sockets for entry in entries)
+    except OSError:
+        return False

@@ -1,0 +1,70 @@
+"""What a live turn has used: of the scope's own counters, else of its processes'. All of it is in memory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hostguard.linux.disk import SYS
+from hostguard.linux.process import members, storage
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU in ms, storage in bytes; None: nothing tells.
+
+    `counted` is "scope" where the kernel's io controller counts in the scope's cgroup what reached the disk
+    (Documentation/admin-guide/cgroup-v2.rst, io.stat), and "processes" where the bytes are summed up over
+    those that live now (proc_pid_io(5)), an adopted one's from before the turn, too.
+    """
+
+    cpu_ms: int | None
+    read_bytes: int | None
+    write_bytes: int | None
+    counted: str | None
+
+
+def of_scope(cgroup: Path, disk: str | None) -> Usage:
+    """The usage of a turn's scope; `disk` is the kernel's name of the watched one, None for all disks."""
+    cpu_ms = None
+    with suppress(OSError, KeyError, ValueError):
+        cpu_ms = int(_pairs((cgroup / "cpu.stat").read_text())["usage_usec"]) // 1000
+    try:
+        read, written = in_io_stat((cgroup / "io.stat").read_text(), number_of(disk))
+        return Usage(cpu_ms, read, written, "scope")
+    except (OSError, ValueError):
+        found = [pair for folder in _below(cgroup) for pid in members(folder) if (pair := storage(pid))]
+    if not found:
+        return Usage(cpu_ms, None, None, None)
+    return Usage(cpu_ms, sum(read for read, _ in found), sum(written for _, written in found), "processes")
+
+
+def number_of(disk: str | None, sys_root: Path = SYS) -> str | None:
+    """The disk's "major:minor"; None if it has none."""
+    if disk is not None:
+        with suppress(OSError):
+            return (sys_root / "block" / disk / "dev").read_text().strip()
+    return None
+
+
+def in_io_stat(text: str, number: str | None) -> tuple[int, int]:
+    """(bytes read, bytes written) in an io.stat: of the disk "major:minor", or of all. Raises ValueError."""
+    read = written = 0
+    for line in text.splitlines():
+        device, *rest = line.split()
+        if number in (None, device):
+            counters = dict(pair.split("=", 1) for pair in rest)
+            read += int(counters.get("rbytes", 0))
+            written += int(counters.get("wbytes", 0))
+    return read, written
+
+
+def _below(cgroup: Path) -> list[Path]:
+    """The cgroup, and those that a turn made below it."""
+    return [Path(folder) for folder, _, _ in os.walk(cgroup)]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(line.split(maxsplit=1) for line in text.splitlines())

@@ -1,0 +1,1 @@
+"""How many turns the disk bears."""

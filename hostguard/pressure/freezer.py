@@ -1,0 +1,189 @@
+"""on_stall = "freeze": the youngest turns stand still while the disk does, so that fewer wait for it at once.
+
+A frozen process holds no lock of the kernel: the cgroup freezer (admin-guide/cgroup-v2.rst) stops it on its
+way back to its own code. One that waits for the disk is frozen once the disk has answered. A turn that others
+wait for may be among them, hence the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hostguard.core import paths
+from hostguard.linux import files
+from hostguard.pressure.rule import Level, State
+from hostguard.systemd.dbus import Bus, SystemdError, SystemdLost
+from hostguard.telemetry.events import Event, Events
+from hostguard.turns.live import Phase
+from hostguard.turns.scopes import Runner
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.5  # a thaw that systemd did not do is tried again, for as long as the turn lives
+CLOSE_S = 5.0  # for thaws, when the guard stops; the next one does the rest
+GONE = ("NoSuchUnit", "UnitInactive")  # ends of D-Bus error names: nothing is left to be thawed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Units to freeze, youngest first, and to thaw, oldest first."""
+
+    freeze: tuple[str, ...] = ()
+    thaw: tuple[str, ...] = ()
+
+
+def plan(
+    live: Sequence[str],
+    spared: Collection[str],
+    frozen: Collection[str],
+    level: Level,
+    admit: int | None,
+) -> Plan:
+    """What to do now. Pure.
+
+    `live` are the turns' units, oldest first; `spared` are not to be frozen; `frozen` are so already. While
+    the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay so, until what
+    piled up is written; once it is calm one is thawed at each call.
+    """
+    if level is Level.CALM:
+        return Plan(thaw=tuple(unit for unit in live if unit in frozen)[:1])
+    beyond = live[admit:] if level is Level.STALLED and admit is not None else []
+    return Plan(tuple(unit for unit in reversed(beyond) if unit not in frozen and unit not in spared))
+
+
+async def thaw_left() -> None:
+    """Thaw what an earlier guard froze, before this one waits for the disk or finds that it cannot run.
+
+    It stays noted: what failed here, `Freezer.open` does.
+    """
+    units: list[str] = files.recall(paths.FROZEN) or []
+
+    async def thaw() -> None:
+        for unit in units:
+            with suppress(SystemdError):  # it is gone
+                await bus.call("ThawUnit", "s", [unit])
+
+    bus = Bus(thaw, lambda: None, lambda *_: None)
+    if units:
+        with suppress(SystemdLost):
+            await bus.start()
+        bus.close()
+
+
+class Freezer:
+    """Freezes and thaws over D-Bus. `on_thawed` is told a turn's unit and the seconds that it stood still."""
+
+    def __init__(self, runner: Runner, events: Events, on_thawed: Callable[[str, float], None]) -> None:
+        self._runner = runner
+        self._events = events
+        self._on_thawed = on_thawed
+        self.frozen: dict[str, float] = {}  # unit -> time.monotonic() of its freeze, youngest turn first
+        self._thawed: dict[str, float] = {}  # of its thaw: it is spared for as long as it may be frozen
+        self._thawing: dict[str, asyncio.Task[None]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Thaw what an earlier guard froze. Call it once systemd is connected."""
+        for unit in files.recall(paths.FROZEN) or []:
+            self.frozen[unit] = time.monotonic()
+            self._thaw(unit)
+
+    async def close(self) -> None:
+        """Thaw all."""
+        self.thaw_all()
+        if self._thawing:
+            await asyncio.wait(self._thawing.values(), timeout=CLOSE_S)
+
+    def thaw_all(self) -> None:
+        """Nothing is to be frozen any more."""
+        for unit in reversed(list(self.frozen)):
+            self._thaw(unit)
+
+    def follow(self, state: State, longest: float) -> None:
+        """Do what the state asks for; no freeze lasts more than `longest` seconds. Call it at each tick."""
+        now, live = time.monotonic(), self._runner.live
+        self._thawed = {unit: at for unit, at in self._thawed.items() if now - at < longest}
+        self._forget([unit for unit in self.frozen if unit not in live.turns and unit not in self._thawing])
+        # What somebody else put into our slices is not ours to freeze; what starts or ends has a job to do.
+        busy = {turn.live.unit for turn in live if turn.phase not in (Phase.RUNNING, Phase.LINGERING)}
+        spared = busy | self._thawed.keys()
+        todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit)
+        for unit in todo.freeze:
+            self._freeze(unit, state.evidence, now)
+        if todo.freeze:
+            asyncio.get_running_loop().call_later(longest, self._thaw_since, now)
+        for unit in todo.thaw:
+            self._thaw(unit)
+
+    def _thaw_since(self, at: float) -> None:
+        """Thaw what was frozen at that time, oldest first: its time is over, however the disk is by now."""
+        for unit in reversed([unit for unit, since in self.frozen.items() if since == at]):
+            self._thaw(unit)
+
+    def _freeze(self, unit: str, evidence: str, now: float) -> None:
+        try:
+            files.note(paths.FROZEN, [*self.frozen, unit])
+        except OSError as error:
+            log.warning("%s is not frozen, as that could not be undone for certain: %s", unit, error)
+            return
+        self.frozen[unit] = now  # the same for all of a tick: they are thawed together, oldest first
+        self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
+        task = asyncio.create_task(self._ask(unit))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, unit: str) -> None:
+        try:
+            await self._runner.systemd.freeze(unit)
+        except SystemdLost as error:  # it answers only once all is frozen: what waits for the disk is not
+            log.debug("%s: %s", unit, error)
+        except SystemdError as error:
+            log.warning("%s is not frozen: %s", unit, error)
+            self._thawed[unit] = time.monotonic()  # not to be asked for again at each tick
+            self._forget([unit])
+
+    def _thaw(self, unit: str) -> None:
+        if unit not in self._thawing:
+            self._thawing[unit] = asyncio.create_task(self._thaw_surely(unit))
+
+    async def _thaw_surely(self, unit: str) -> None:
+        told = False
+        while True:
+            try:
+                await self._runner.systemd.thaw(unit)
+                break
+            except (SystemdError, SystemdLost) as error:
+                if isinstance(error, SystemdError) and error.name.endswith(GONE):
+                    break
+                if not told:
+                    log.warning("%s is not thawed yet: %s", unit, error)
+                told = True
+            await asyncio.sleep(AGAIN_S)
+        del self._thawing[unit]
+        seconds = time.monotonic() - self.frozen.get(unit, time.monotonic())
+        self._forget([unit])
+        self._thawed[unit] = time.monotonic()
+        if unit in self._runner.live.turns:
+            self._on_thawed(unit, seconds)
+            self._emit(
+                Event.THAWED, unit, f"{unit} goes on after {seconds:.1f} s", frozen_ms=int(seconds * 1000)
+            )
+
+    def _forget(self, units: Collection[str]) -> None:
+        for unit in units:
+            self.frozen.pop(unit, None)
+        if units:
+            try:
+                files.note(paths.FROZEN, list(self.frozen))
+            except OSError as error:  # the next guard thaws what is not frozen, which does nothing
+                log.debug("%s: %s", paths.FROZEN, error)
+
+    def _emit(self, event: Event, unit: str, text: str, **more: int) -> None:
+        turn = self._runner.live.turns.get(unit)
+        mind, id_ = (turn.live.mind, turn.live.id) if turn is not None else (None, None)
+        self._events.emit(event, text, mind=mind, turn=id_, unit=unit, **more)

@@ -1,0 +1,343 @@
+"""The rule of pressure: from what the disk and the kernel say to how many turns may run. Pure.
+
+Each tick brings a Sample, of which `step` makes the next State:
+
+- Stalled: requests are in flight, and none completed for `stall_after`. Strained: requests take long and
+  tasks wait for I/O, both, for `strained_after` in all; fine seconds take slow ones back. Without PSI the
+  disk alone decides. PSI alone never does: it lies both ways (facts.md).
+- A cut halves what runs, or what may run if that is less, as TCP does with what is in flight (RFC 5681, 3.1):
+  at once on a stall, and on strain while it lasts. Then nothing is cut for `hold_off`.
+- After each `calm_window` one turn more: up to the configured cap. If there is none, only a calm in which as
+  many ran as may counts, up to where it was cut; then there is no limit. Slow seconds take calm ones back;
+  those between slow and calm count for neither.
+- A rise that led to a cut is tried again after a calm twice as long, and so on: a merely slow card settles.
+- A sample after a gap in the ticks, or whose counters ran backwards or are missing, decides nothing, and all
+  clocks start again at it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from hostguard.pressure.sample import (
+    Sample,
+    ran_backwards,
+    share,
+    took,
+)
+
+
+class Level(StrEnum):
+    """How the disk is."""
+
+    CALM = "calm"
+    STRAINED = "strained"  # it completes requests, but slowly, and that lasts
+    STALLED = "stalled"  # requests are in flight, and none completes
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """[pressure] of the configuration. Times are seconds. Each default has its source or reason beside it."""
+
+    floor: int = 1  # turns that always may run: work goes on when the culprit is somebody else
+    stall_after: float = 1.5  # an SD card's spikes of 0.8 s are common (facts.md); "within 2 s" with a tick
+    strained_after: float = 5.0  # longer than one slow write of 4 s (sorter-v2#595)
+    strained_await: float = 0.5  # a request; 50 times the usual fdatasync of an A1 card, 11 ms
+    calm_await: float = 0.2  # well apart from the one above: the band between changes nothing
+    strained_psi: int = 40  # % of the time that some task waits for I/O
+    hold_off: float = 15.0  # after a cut, until the next: what oomd and systemd-oomd wait after acting
+    calm_window: float = 20.0  # of calm, for one turn more; longer than hold_off: slower up than down
+    on_stall: str = "none"  # or "freeze": the youngest turns, while stalled
+    freeze_max: float = 15.0  # of one freeze; most time-outs of network peers are 30 s and more
+    tighten: int | None = None  # bytes/s all turns may write together while not calm; None: left alone
+
+
+def settings_fault(settings: Settings) -> str | None:
+    """What is wrong with settings that are right each by itself, or None."""
+    if settings.calm_await >= settings.strained_await:
+        return (
+            f"calm_await {settings.calm_await:g} s is not below strained_await {settings.strained_await:g} s"
+        )
+    return None
+
+
+TICK = 1.0  # seconds between samples while turns run, or it is not calm
+FAST_TICK = 0.25  # while the disk is at work, so that a stall is seen soon after stall_after
+SPAN = 0.9  # seconds: what is judged as slow or calm lasts at least this, a tick that came early
+GAP = 5.0  # seconds between samples: several ticks were lost; the guard was stopped, or the host slept
+MINUTE = 60.0
+CHANGES = 3  # of the cap in any minute, at most ("fewer than 4", vellum-assistant#32521)
+PROBES_MAX = 4  # doublings of calm_window: 20 s become at most 5 min 20 s
+SPIKE_SHOWN = 300.0  # seconds for which a slow request is told of
+_ROUNDING = 1e-6  # seconds
+
+
+class _Pace(StrEnum):
+    SLOW = "slow"
+    BETWEEN = "between"
+    FINE = "fine"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the rule remembers; State() is the cold start. Others use what stands first, down to `admit`."""
+
+    level: Level = Level.CALM
+    since: float = 0.0  # Sample.at of the last change of the level
+    cap: int | None = None  # what pressure allows, as shown; None: it does not limit
+    evidence: str = "not looked at yet"  # for people, one line
+    next_step_at: float | None = None  # Sample.at when the cap rises, if it stays calm; None: it will not
+    wait: float = math.inf  # seconds until the next sample is wanted; inf: none until a turn starts
+    floor: int = 1
+
+    @property
+    def admit(self) -> int | None:
+        """What the gate gets: while nothing completes, nothing starts beyond the floor."""
+        return self.floor if self.level is Level.STALLED else self.cap
+
+    last: Sample | None = None
+    seen_at: float = 0.0  # Sample.at when a disk was last seen
+    base: Sample | None = None  # where the span begins that is judged next
+    quiet_since: float | None = None  # requests are in flight, and none completed since then
+    stalled_at: float = -math.inf  # when a stall was last seen
+    pace: _Pace | None = None  # of the span that ended with `last`, if one did
+    strain: float = 0.0  # seconds of slow spans less those of fine ones, from 0 to strained_after
+    calm: float = 0.0  # seconds of fine spans less those of slow ones, since the last change
+    spike: tuple[float, float] | None = None  # Sample.at, and seconds that a request took, or waited so far
+    changes: tuple[float, ...] = ()  # Sample.at of the cap's changes within a minute
+    cut_at: float = -math.inf
+    top: int = 0  # how many ran, or might, when it was first cut since there was no limit
+    failed: int | None = None  # how many ran, or might, at the last cut
+    failures: int = 0  # how often a rise to `failed` led to a cut
+    risen: bool = False  # since the last cut
+
+
+def step(state: State, sample: Sample, settings: Settings) -> State:
+    """The state after `sample`; its `wait` says when the next one is wanted. Never raises."""
+    state = _bounded(state, sample, settings)
+    doubt = _doubt(state, sample, settings)
+    if doubt is not None:
+        state = _again(state, sample, doubt)
+    else:
+        state = _changed(_levelled(_judged(state, sample, settings), sample, settings), sample, settings)
+    return replace(
+        state,
+        last=sample,
+        next_step_at=_next_step(state, sample, settings),
+        wait=_wait(state, sample, settings),
+    )
+
+
+def _bounded(state: State, sample: Sample, settings: Settings) -> State:
+    """The cap within a floor and a configured cap that may be new; the latter counts if they contradict."""
+    floor = settings.floor if sample.cap is None else min(settings.floor, sample.cap)
+    cap = None if state.cap is None else max(state.cap, floor)
+    if cap is not None and sample.cap is not None and cap >= sample.cap:
+        cap = None
+    unchanged = (cap, floor) == (state.cap, state.floor)
+    return state if unchanged else replace(state, cap=cap, floor=floor)
+
+
+def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
+    """Why the sample cannot be compared with the one before, or None."""
+    last = state.last
+    if last is None:
+        return "looked at for the first time"
+    pause = sample.at - last.at
+    if not 0 < pause <= GAP:
+        return f"not looked at for {pause:.0f} s" if pause > 0 else "the clock ran backwards"
+    if sample.disk is None:
+        # Without a disk for long there is nothing to keep turns back for.
+        blind = last.disk is None and sample.at - state.seen_at > settings.calm_window
+        return None if blind else "there is no disk to look at"
+    if last.disk is None:
+        return "the disk is back"
+    if ran_backwards(last.disk, sample.disk):
+        return "the disk's counters ran backwards"
+    return None
+
+
+def _again(state: State, sample: Sample, doubt: str) -> State:
+    """All clocks start at this sample; level and cap stay."""
+    first = state.last is None
+    in_flight = sample.disk is not None and sample.disk.in_flight > 0
+    return replace(
+        state,
+        since=sample.at if first else state.since,
+        evidence=doubt,
+        seen_at=sample.at if first or sample.disk else state.seen_at,
+        base=sample,
+        quiet_since=sample.at if in_flight else None,
+        stalled_at=sample.at if state.level is Level.STALLED else state.stalled_at,
+        pace=None,
+        strain=0.0,
+        calm=0.0,
+    )
+
+
+def _judged(state: State, sample: Sample, settings: Settings) -> State:
+    """Since when nothing completes, and how the span was, if one ends here."""
+    last, base, disk = state.last, state.base, sample.disk
+    if disk is None or last is None or last.disk is None or base is None or base.disk is None:
+        return _paced(state, sample, settings, _Pace.FINE, "there is no disk to look at")
+    if not disk.in_flight:
+        quiet = None
+    elif disk.completed > last.disk.completed:
+        quiet = sample.at
+    elif state.quiet_since is None:
+        # All that was in flight still is. Old kernels let busy_ms stand still, or jump (facts.md): bounded.
+        busy = (disk.busy_ms - last.disk.busy_ms) / 1000
+        quiet = sample.at - min(busy, sample.at - last.at)
+    else:
+        quiet = state.quiet_since
+    age = 0.0 if quiet is None else sample.at - quiet
+    state = replace(state, seen_at=sample.at, pace=None, quiet_since=quiet)
+    state = _noted(state, sample, settings, age)
+    if age >= settings.stall_after - _ROUNDING:
+        what = "request in flight, not" if disk.in_flight == 1 else "requests in flight, none"
+        evidence = f"{disk.in_flight} {what} completed for {age:.1f} s"
+        return replace(state, stalled_at=sample.at, base=sample, strain=0.0, calm=0.0, evidence=evidence)
+
+    done = disk.completed - base.disk.completed
+    if sample.at - base.at < SPAN or (disk.in_flight and not done):
+        return state
+    if not done:
+        return _paced(state, sample, settings, _Pace.FINE, "nothing is read or written")
+    seconds, waiting = took(base.disk, disk), share(base, sample)
+    evidence = f"requests take {_time(seconds)}"
+    if waiting is not None:
+        evidence += f", tasks wait for I/O {waiting:.0f} % of the time"
+    if seconds >= settings.strained_await and (waiting is None or waiting >= settings.strained_psi):
+        return _paced(_noted(state, sample, settings, seconds), sample, settings, _Pace.SLOW, evidence)
+    pace = _Pace.FINE if seconds < settings.calm_await else _Pace.BETWEEN
+    return _paced(state, sample, settings, pace, evidence)
+
+
+def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> State:
+    """One slow request changes nothing, but is told of: the slowest of late."""
+    old = state.spike if state.spike and sample.at - state.spike[0] < SPIKE_SHOWN else None
+    if seconds >= max(settings.strained_await, old[1] if old else 0.0):
+        old = (sample.at, seconds)
+    return state if old is state.spike else replace(state, spike=old)
+
+
+def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, evidence: str) -> State:
+    """A span ended: its seconds count for strain or for calm, and take the other's back."""
+    assert state.base is not None
+    span = sample.at - state.base.at
+    slow = {_Pace.SLOW: span, _Pace.FINE: -span}.get(pace, 0.0)
+    if state.spike and pace is not _Pace.SLOW:
+        evidence += f"; {_time(state.spike[1])} once, {sample.at - state.spike[0]:.0f} s ago"
+    # Without a configured cap, the ceiling is what ran calmly.
+    unused = sample.cap is None and state.cap is not None and sample.live < state.cap
+    return replace(
+        state,
+        base=sample,
+        pace=pace,
+        evidence=evidence,
+        strain=min(max(state.strain + slow, 0.0), settings.strained_after),
+        calm=state.calm if unused and slow < 0 else max(state.calm - slow, 0.0),
+    )
+
+
+def _levelled(state: State, sample: Sample, settings: Settings) -> State:
+    level, ago = state.level, sample.at - state.stalled_at
+    if not ago:
+        level = Level.STALLED
+    elif level is Level.STALLED and ago < (settings.hold_off if state.strain else settings.strained_after):
+        state = replace(state, evidence=f"nothing completed until {ago:.0f} s ago")
+    elif state.strain >= settings.strained_after - _ROUNDING:
+        level = Level.STRAINED
+    elif state.strain == 0:
+        level = Level.CALM
+    elif level is Level.STALLED:
+        level = Level.STRAINED
+    calm = state.calm if level is Level.CALM and state.level is Level.CALM else 0.0
+    if (level, calm) == (state.level, state.calm):
+        return state
+    return replace(state, level=level, since=state.since if level is state.level else sample.at, calm=calm)
+
+
+def _changed(state: State, sample: Sample, settings: Settings) -> State:
+    """The cap cut, raised, or as it was."""
+    recent = tuple(at for at in state.changes if at > sample.at - MINUTE)
+    if recent != state.changes:
+        state = replace(state, changes=recent)
+    if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace is _Pace.SLOW):
+        held_off = sample.at - state.cut_at < settings.hold_off
+        return state if held_off or len(recent) >= CHANGES else _cut(state, sample)
+    if state.pace is not _Pace.FINE or state.calm < _window(state, settings) - _ROUNDING:
+        return state
+    if state.cap is None:
+        return replace(state, failed=None)  # as many as at the last cut, and it stayed calm
+    # One change a minute is kept for a stall: that cut is never late.
+    return state if len(recent) >= CHANGES - 1 else _raised(state, sample)
+
+
+def _cut(state: State, sample: Sample) -> State:
+    allowed = sample.cap if state.cap is None else state.cap
+    ran = sample.live if allowed is None else min(allowed, sample.live)
+    cap = max(ran // 2, state.floor)
+    if not ran or (allowed is not None and cap >= allowed):
+        return state  # nothing of ours runs, or it is at the floor
+    failures = 0 if state.failed is None else state.failures + state.risen
+    return replace(
+        state,
+        cap=cap,
+        calm=0.0,
+        changes=(*state.changes, sample.at),
+        cut_at=sample.at,
+        top=ran if state.cap is None else state.top,
+        failed=ran,
+        failures=min(failures, PROBES_MAX),
+        risen=False,
+    )
+
+
+def _raised(state: State, sample: Sample) -> State:
+    assert state.cap is not None
+    cap = state.cap + 1
+    full = cap > state.top if sample.cap is None else cap >= sample.cap
+    proved = state.failed is not None and state.cap >= state.failed
+    return replace(
+        state,
+        cap=None if full else cap,
+        calm=0.0,
+        changes=(*state.changes, sample.at),
+        failed=None if proved else state.failed,
+        risen=True,
+    )
+
+
+def _window(state: State, settings: Settings) -> float:
+    """Seconds of calm before one turn more."""
+    tried = state.failed is not None and (state.cap is None or state.cap + 1 >= state.failed)
+    return settings.calm_window * 2.0 ** (state.failures if tried else 0)
+
+
+def _next_step(state: State, sample: Sample, settings: Settings) -> float | None:
+    if state.cap is None or state.level is not Level.CALM or (sample.cap is None and sample.live < state.cap):
+        return None
+    counted = sample.at if state.base is None else state.base.at
+    calm = counted + _window(state, settings) - state.calm
+    rest = state.changes[1 - CHANGES] + MINUTE if len(state.changes) >= CHANGES - 1 else 0.0
+    return max(calm, rest)
+
+
+def _wait(state: State, sample: Sample, settings: Settings) -> float:
+    """`state.last` is still the sample before."""
+    if not sample.live and state.level is Level.CALM and (state.cap is None or sample.cap is None):
+        return math.inf  # nothing runs, and nothing would change
+    if state.level is Level.STALLED or sample.disk is None:
+        return TICK
+    if state.quiet_since is not None:
+        left = state.quiet_since + settings.stall_after - sample.at
+        return min(max(left, FAST_TICK / 5), FAST_TICK)
+    before = state.last and state.last.disk
+    return FAST_TICK if before and sample.disk.completed > before.completed else TICK
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"

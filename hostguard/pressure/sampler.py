@@ -1,0 +1,99 @@
+"""Reading what the kernel says of one disk and of stalled I/O. All of it is in memory: no disk is touched."""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from pathlib import Path
+
+import psutil
+
+from hostguard.core.units import SLICE
+from hostguard.linux import cgroup
+from hostguard.linux.disk import SYS, Device
+from hostguard.pressure.sample import Disk, Psi, Sample
+
+OK = "ok"
+# Raspberry Pi OS builds PSI in and leaves it off.
+_TURN_ON = "psi=1 on the kernel's command line turns it on"
+_REFUSED = {
+    errno.ENOENT: f"this kernel shows no PSI: {_TURN_ON}, if it is built in",
+    errno.EOPNOTSUPP: f"PSI is off: {_TURN_ON}",
+}
+
+
+def boottime() -> float:
+    """Seconds. Unlike time.monotonic() it goes on while the host sleeps, so that a sleep shows as a gap."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Sampler:
+    """Reads raw counters: of one whole disk, and of the pressure on the host and on hostguard.slice.
+
+    `control_group` is where systemd's own tree hangs from, "" for the root. After `read`, `disk_reason` and
+    `psi_reason` are "ok", or say in words why there is no disk, or no pressure of the host, to read.
+    """
+
+    def __init__(self, device: Device, control_group: str = "", sys_root: Path = SYS) -> None:
+        self._name = device.name
+        self._slice = cgroup.ROOT / control_group.strip("/") / SLICE / "io.pressure"
+        self._sys = sys_root
+        self.disk_reason = OK if device.name else device.reason
+        self.psi_reason = OK
+
+    def sample(self, live: int, cap: int | None) -> Sample:
+        """A sample of now; `live` and `cap` as in Sample."""
+        return Sample(boottime(), live, cap, *self.read())
+
+    def read(self) -> tuple[Disk | None, Psi | None, Psi | None]:
+        """Of the disk, the host, and the slice. None: there is none, it vanished, or it cannot be read."""
+        host, self.psi_reason = _psi(Path(psutil.PROCFS_PATH) / "pressure/io")
+        # No turn has run yet if there is no slice.
+        slice_, _ = _psi(self._slice)
+        return self._disk(), host, slice_
+
+    def _disk(self) -> Disk | None:
+        if self._name is None:
+            return None
+        try:
+            # nowrap=True would show a counter that was reset as one that ran on.
+            counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
+            # sysfs has no "/" in names: cciss!c0d0.
+            found = counters[self._name.replace("!", "/")]
+            # What psutil drops (Documentation/block/stat.rst). Discards and flushes came in 4.18 and 5.5.
+            folder = self._sys / "block" / self._name
+            stat = [int(text) for text in (folder / "stat").read_text().split()]
+            reads, writes = (int(text) for text in (folder / "inflight").read_text().split())
+            disk = Disk(
+                reads=found.read_count,
+                writes=found.write_count,
+                read_ms=found.read_time,
+                write_ms=found.write_time,
+                busy_ms=found.busy_time,
+                # Debian 13's kernel 6.12 says 0 in the first while the requests of a stopped card hang.
+                in_flight=max(stat[8], reads + writes),
+                write_bytes=found.write_bytes,
+                discards=sum(stat[11:12]),
+                flushes=sum(stat[15:16]),
+                flush_ms=sum(stat[16:17]),
+            )
+        except KeyError:
+            self.disk_reason = f"the kernel has no {self._name} any more"
+            return None
+        except (OSError, ValueError, IndexError, NotImplementedError) as error:
+            self.disk_reason = f"{self._name} cannot be read: {error}"
+            return None
+        self.disk_reason = OK
+        return disk
+
+
+def _psi(path: Path) -> tuple[Psi | None, str]:
+    """The totals in a file as in Documentation/accounting/psi.rst, and "ok" or why there are none."""
+    try:
+        totals = dict(re.findall(r"^(some|full) .*\btotal=([0-9]+)", path.read_text(), re.MULTILINE))
+        return Psi(int(totals["some"]), int(totals["full"])), OK
+    except OSError as error:
+        return None, _REFUSED.get(error.errno or 0, f"PSI cannot be read: {error.strerror}")
+    except KeyError as missing:
+        return None, f"{path} has no line {missing}"

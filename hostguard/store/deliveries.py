@@ -1,0 +1,318 @@
+"""What is read from and written to the database: functions of a connection, for hostguard.store.writer.
+
+A function that refuses (queue.Refused) does so before it changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hostguard.core.model import (
+    PENDING,
+    Delivery,
+    Kind,
+    State,
+    Target,
+)
+from hostguard.store.writer import Refused
+
+Op = Callable[[sqlite3.Connection], Any]
+
+COLUMNS = (
+    "id, mind, session, state, kind, key, sender, channel, created_at, not_before, expires_at, attempts,"
+    " turn, started_at, ended_at, result, posted_at"
+)
+# A fan-out's rows stand behind the row that carries their payload: at most this many.
+FAN_OUT_MAX = 1000
+
+
+class KeyReused(Refused):
+    """The idempotency key was used for another message."""
+
+
+class Full(Refused):
+    """The queue of every mind asked for is full."""
+
+
+class WrongState(Refused):
+    """The row is not in a state from which this can be done. The argument is its state, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset.
+
+    `payload` is a JSON object in UTF-8. It has `session` only where the sender named one: what a mind gets
+    has the row's.
+    """
+
+    targets: Sequence[Target]
+    payload: bytes
+    created_at: int
+    key: str | None = None
+    sender: str | None = None
+    channel: str | None = None
+    not_before: int = 0
+    expires_at: int = 0
+
+
+def _delivery(values: Sequence[Any]) -> Delivery:
+    fields = list(values)
+    fields[3], fields[4], fields[15] = State(fields[3]), Kind(fields[4]), json.loads(fields[15])
+    return Delivery(*fields)
+
+
+def last_id(db: sqlite3.Connection) -> int:
+    """The newest id ever given: history never drops the newest row."""
+    return int(db.execute("SELECT coalesce(max(id), 0) FROM deliveries").fetchone()[0])
+
+
+def enqueue(
+    db: sqlite3.Connection, new: New, full: Collection[str] = (), floor: int = 0
+) -> tuple[list[Delivery], list[Delivery]]:
+    """Store a row for each mind that has none with this key and whose queue is not full.
+
+    Returns (all the message's rows, those that are new). Ids begin above `floor`. Raises KeyReused,
+    Full: then there is no row at all.
+    """
+    known = _known(db, new)
+    have = {row.mind for row in known}
+    targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
+    if not targets:
+        if not known:
+            raise Full
+        return known, []
+    first = max(last_id(db), floor) + 1
+    db.execute("INSERT INTO payloads (id, body) VALUES (?, ?)", (first, new.payload))
+    rows = [
+        Delivery(
+            first + i, t.mind, t.session, t.state, t.kind, new.key, new.sender, new.channel, new.created_at,
+            new.not_before, new.expires_at, 0, None, 0, new.created_at if t.state.final else 0, t.result,
+        )
+        for i, t in enumerate(targets)
+    ]  # fmt: skip
+    db.executemany(
+        "INSERT INTO deliveries (id, mind, session, state, kind, key, sender, channel, created_at,"
+        " not_before, expires_at, ended_at, result, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (r.id, r.mind, r.session, r.state, r.kind, r.key, r.sender, r.channel, r.created_at, r.not_before,
+             r.expires_at, r.ended_at, json.dumps(r.result), first)
+            for r in rows
+        ],
+    )  # fmt: skip
+    return known + rows, rows
+
+
+def _known(db: sqlite3.Connection, new: New) -> list[Delivery]:
+    if new.key is None:
+        return []
+    rows = db.execute(
+        f"SELECT {COLUMNS}, payload FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
+        (new.key,),
+    ).fetchall()
+    minds = {target.mind for target in new.targets}
+    rows = [row for row in rows if row[1] in minds]
+    for row in rows:
+        body = db.execute("SELECT body FROM payloads WHERE id = ?", (row[-1],)).fetchone()
+        if body is None or body[0] != new.payload:
+            raise KeyReused(new.key)
+    return [_delivery(row[:-1]) for row in rows]
+
+
+def get(db: sqlite3.Connection, id_: int) -> Delivery | None:
+    """One row."""
+    values = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE id = ?", (id_,)).fetchone()  # noqa: S608
+    return _delivery(values) if values else None
+
+
+def by_turn(db: sqlite3.Connection, turn: str) -> Delivery | None:
+    """The row whose last turn has this id."""
+    head = turn.partition(".")[0]
+    row = get(db, int(head)) if head.isdecimal() and len(head) < 19 else None
+    return row if row is not None and row.turn == turn else None
+
+
+def with_payload(db: sqlite3.Connection, id_: int) -> tuple[Delivery, bytes] | None:
+    """One row and its payload, UTF-8 JSON."""
+    values = db.execute(
+        f"SELECT {COLUMNS}, (SELECT body FROM payloads WHERE payloads.id = payload)"  # noqa: S608
+        " FROM deliveries WHERE id = ?",
+        (id_,),
+    ).fetchone()
+    return (_delivery(values[:-1]), values[-1] or b"{}") if values else None
+
+
+def select(
+    db: sqlite3.Connection, states: Sequence[str], mind: str | None, after: int, limit: int
+) -> list[Delivery]:
+    """Rows in order of id. Without states: those that are not final."""
+    states = states or PENDING
+    marks = ",".join("?" * len(states))
+    values: list[Any] = [*states, after]
+    if mind is not None:
+        values.append(mind)
+    rows = db.execute(
+        f"SELECT {COLUMNS} FROM deliveries WHERE state IN ({marks}) AND id > ?"  # noqa: S608
+        f"{' AND mind = ?' if mind is not None else ''} ORDER BY id LIMIT ?",
+        (*values, limit),
+    )
+    return [_delivery(row) for row in rows]
+
+
+def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
+    """(id, mind, session, not_before) of every queued message, in order of id, for the backlog."""
+    return db.execute(
+        "SELECT id, mind, session, not_before FROM deliveries"
+        " WHERE state = 'queued' AND kind != 'run' ORDER BY id"
+    )
+
+
+def special(db: sqlite3.Connection) -> list[Delivery]:
+    """Rows in a turn, and those queued ones that are runs, expire or have failed before: few, in one scan."""
+    rows = db.execute(
+        f"SELECT {COLUMNS} FROM deliveries WHERE state = 'delivering' OR (state = 'queued'"  # noqa: S608
+        " AND (kind = 'run' OR expires_at > 0 OR attempts > 0))"
+    )
+    return [_delivery(row) for row in rows]
+
+
+def mark_delivering(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
+    """The row is on its way: its turn is being started, or it is being posted into this one."""
+    db.execute(
+        "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, posted_at = 0 WHERE id = ?",
+        (turn, now, id_),
+    )
+
+
+def mark_posted(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
+    """The resident mind confirmed the row: it is in that turn."""
+    db.execute(
+        "UPDATE deliveries SET posted_at = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
+        (now, id_, turn),
+    )
+
+
+def finish(
+    db: sqlite3.Connection,
+    id_: int,
+    turn: str,
+    state: State,
+    attempts: int,
+    now: int,
+    result: Mapping[str, Any],
+) -> bool:
+    """The row's turn ended for good. False if the row has another turn by now: the end came late."""
+    done = db.execute(
+        "UPDATE deliveries SET state = ?, attempts = ?, ended_at = ?, result = ?"
+        " WHERE id = ? AND turn = ? AND state = 'delivering'",
+        (state, attempts, now, json.dumps(result), id_, turn),
+    )
+    return done.rowcount == 1
+
+
+def give_back(
+    db: sqlite3.Connection,
+    id_: int,
+    turn: str,
+    attempts: int,
+    not_before: int,
+    result: Mapping[str, Any],
+) -> bool:
+    """The row goes back to the queue, to be tried again at `not_before`. False as for `finish`."""
+    done = db.execute(
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, attempts = ?,"
+        " not_before = ?, result = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
+        (attempts, not_before, json.dumps(result), id_, turn),
+    )
+    return done.rowcount == 1
+
+
+def close(
+    db: sqlite3.Connection,
+    ids: Sequence[int],
+    state: State,
+    now: int,
+    text: str,
+    was: State = State.QUEUED,
+) -> list[int]:
+    """Cancel or expire rows that wait in the state `was`; the ids of those that did."""
+    result = json.dumps({"outcome": str(state), "reason": text})
+    return [
+        id_
+        for id_ in ids
+        if db.execute(
+            "UPDATE deliveries SET state = ?, ended_at = ?, result = ? WHERE id = ? AND state = ?",
+            (state, now, result, id_, was),
+        ).rowcount
+    ]
+
+
+def forget(db: sqlite3.Connection, ids: Sequence[int]) -> None:
+    """Drop one message's rows that nobody was told of."""
+    db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_ in ids])
+    db.execute("DELETE FROM payloads WHERE id = ?", (ids[0],))
+
+
+def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
+    """Queue a final row again, due now, attempts from 0. Raises WrongState."""
+    row = get(db, id_)
+    if row is None or not row.state.final or row.state is State.BATCHED or row.kind is Kind.RUN:
+        raise WrongState(row and row.state)
+    db.execute(
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, ended_at = 0,"
+        " attempts = 0, not_before = ?, expires_at = 0, result = '{}' WHERE id = ?",
+        (now, id_),
+    )
+    again = get(db, id_)
+    assert again is not None
+    return again
+
+
+def drop(db: sqlite3.Connection, id_: int, now: int) -> None:
+    """Take a dead letter out. Raises WrongState."""
+    row = get(db, id_)
+    if row is None or row.state is not State.DEAD:
+        raise WrongState(row and row.state)
+    db.execute("UPDATE deliveries SET state = 'cancelled', ended_at = ? WHERE id = ?", (now, id_))
+
+
+def trim(db: sqlite3.Connection, keep: int) -> int:
+    """Drop the oldest ended rows beyond `keep`, and payloads nobody refers to. Dead letters stay."""
+    ended = "state NOT IN ('queued', 'delivering', 'batching', 'gated', 'dead')"
+    over = db.execute(f"SELECT count(*) FROM deliveries WHERE {ended}").fetchone()[0] - keep  # noqa: S608
+    if over <= 0:
+        return 0
+    old = db.execute(
+        f"SELECT id, payload FROM deliveries WHERE {ended}"  # noqa: S608
+        " AND id < (SELECT max(id) FROM deliveries) ORDER BY id LIMIT ?",
+        (over,),
+    ).fetchall()
+    db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_, _ in old])
+    db.executemany(
+        "DELETE FROM payloads WHERE id = ?1 AND NOT EXISTS"
+        " (SELECT 1 FROM deliveries d WHERE d.id BETWEEN ?1 AND ?1 + ?2 AND d.payload = ?1)",
+        [(payload, FAN_OUT_MAX) for payload in {payload for _, payload in old}],
+    )
+    return len(old)
+
+
+def settings(db: sqlite3.Connection) -> dict[str, Any]:
+    """What was set at run time, by name."""
+    return {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM settings")}
+
+
+def set_setting(db: sqlite3.Connection, name: str, value: Any) -> None:
+    """Store a value, or forget it if it is None."""
+    if value is None:
+        db.execute("DELETE FROM settings WHERE name = ?", (name,))
+    else:
+        db.execute(
+            "INSERT INTO settings (name, value) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, json.dumps(value)),
+        )

@@ -1,0 +1,268 @@
+"""The durable queue: one SQLite file, one writing thread with group commit, one reading thread.
+
+The event loop never touches the file. A write is a function of the connection; writes that arrive
+while a commit is under way share the next one, so that many callers cost one fsync. A write is
+durable (fsync) before its caller is told, unless it says that it need not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue as stdqueue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from hostguard.store.connection import (
+    ROOM,
+    connect,
+    explained,
+    is_damage,
+    open_database,
+    suspect_mark,
+)
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with it
+RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
+# The card is full, read-only or gone; https://sqlite.org/rescode.html
+NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+class QueueError(Exception):
+    """The queue cannot take this now; nothing was stored."""
+
+
+class Unavailable(QueueError):
+    """The database did not take the write: disk full, I/O error, or a stalled device."""
+
+
+class Locked(Unavailable):
+    """Another process holds the file: no write of the batch could do better alone."""
+
+
+class Refused(Exception):
+    """Raised by a write, before it changed anything: this write is refused, its batch goes on."""
+
+
+@dataclass(eq=False)
+class Write(Generic[T]):
+    """One write on its way to the writing thread."""
+
+    op: Callable[[sqlite3.Connection], T]
+    future: asyncio.Future[T]
+    durable: bool
+    keep: bool  # try again until it succeeds
+    state: str = field(default="waiting")  # waiting -> taken, or waiting -> withdrawn
+
+
+Done = tuple[Write[object], object, Exception | None]
+
+
+class Queue:
+    """The database of deliveries and settings. `path` is its file; the folder must exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notice: str | None = None  # what a person must know about the file
+        self.on_damage: Callable[[str], None] = log.critical
+        # Why the file takes no writes, until it takes ROOM bytes: it is tried again every RETRY_S.
+        self.trouble: str | None = None
+        self.on_trouble: Callable[[], None] = lambda: None  # told on the loop when `trouble` comes or goes
+        self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
+        self._lock = threading.Lock()  # guards Write.state
+        self._synchronous = ""
+        self._reader_pool = ThreadPoolExecutor(1, "queue-reader")
+        self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)
+
+    async def open(self) -> None:
+        """Open or create the file and bring its schema up to date.
+
+        A damaged file is moved aside, never deleted, and `notice` says where. Raises SchemaTooNew,
+        Unavailable.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._db, self.notice = await self._loop.run_in_executor(self._reader_pool, _open, self.path)
+        self._reader = await self._loop.run_in_executor(self._reader_pool, connect, self.path)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Finish what was handed in, then close."""
+        self._inbox.put(None)
+        await self._loop.run_in_executor(self._reader_pool, self._thread.join)
+        await self._loop.run_in_executor(self._reader_pool, self._reader.close)
+        self._reader_pool.shutdown()
+
+    def submit(
+        self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
+    ) -> Write[T]:
+        """Hand in a write; await its `future`. With `keep` it is tried until it succeeds."""
+        write: Write[T] = Write(op, self._loop.create_future(), durable, keep)
+        self._inbox.put(write)  # type: ignore[arg-type]
+        return write
+
+    async def write(
+        self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
+    ) -> T:
+        """Hand in a write and wait for its commit. Raises Unavailable, or what `op` refuses with."""
+        return await self.submit(op, durable=durable, keep=keep).future
+
+    def withdraw(self, write: Write[T]) -> bool:
+        """Take a waiting write back. False if its commit has begun: it may still succeed."""
+        with self._lock:
+            if write.state == "waiting":
+                write.state = "withdrawn"
+            return write.state == "withdrawn"
+
+    async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `op` on the reading connection. Raises Unavailable."""
+        return await self._loop.run_in_executor(self._reader_pool, self._read, op)
+
+    def _read(self, op: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return op(self._reader)
+        except sqlite3.Error as error:
+            self._suspect(error)
+            raise Unavailable(f"{self.path}: {self.trouble or error}") from error
+
+    # -- the writing thread
+
+    def _work(self) -> None:
+        kept: list[Write[object]] = []
+        stop = False
+        while not (stop and not kept):
+            batch, stop = self._take(kept, stop)
+            kept = []
+            done = self._try_commit(batch)
+            failed = isinstance(done, Exception)
+            if isinstance(done, Exception):
+                # Alone, each fails or succeeds for what it is itself.
+                failure, done = done, []
+                for write in batch:
+                    lone = len(batch) == 1 or isinstance(failure, Locked)
+                    alone = failure if lone else self._try_commit([write])
+                    if not isinstance(alone, Exception):
+                        done += alone
+                    elif write.keep:
+                        kept.append(write)
+                    else:
+                        done.append((write, None, alone))
+            self._resolve(done)
+            if batch and self.trouble is not None and not failed:
+                failed = isinstance(self._try_commit([]), Exception)
+            if not failed:
+                self._set_trouble(None)
+            if kept and stop:
+                log.error("%d writes to %s are lost: the guard stops", len(kept), self.path)
+                break
+            if kept:
+                time.sleep(RETRY_S)
+        self._db.close()
+
+    def _take(self, kept: list[Write[object]], stop: bool) -> tuple[list[Write[object]], bool]:
+        batch = list(kept)
+        while len(batch) < BATCH_MAX:
+            try:
+                block = not batch and not stop
+                write = self._inbox.get(block, RETRY_S if self.trouble is not None else None)
+            except stdqueue.Empty:
+                break
+            if write is None:
+                stop = True
+                continue
+            with self._lock:
+                if write.state == "withdrawn":
+                    continue
+                write.state = "taken"
+            batch.append(write)
+        return batch, stop
+
+    def _try_commit(self, batch: list[Write[object]]) -> list[Done] | Unavailable:
+        if not batch and self.trouble is None:
+            return []
+        wanted = "FULL" if not batch or any(write.durable for write in batch) else "NORMAL"
+        try:
+            if wanted != self._synchronous:
+                self._db.execute(f"PRAGMA synchronous={wanted}")
+                self._synchronous = wanted
+            return self._commit(batch)
+        except Exception as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in NO_WRITES:
+                self._set_trouble(explained(error, self.path))
+            elif isinstance(error, sqlite3.Error):
+                log.error("cannot write to %s: %s", self.path, error)
+                self._suspect(error)
+            else:
+                log.exception("a write to %s is wrong", self.path)
+            with suppress(sqlite3.Error):
+                self._db.rollback()
+            return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
+
+    def _commit(self, batch: list[Write[object]]) -> list[Done]:
+        """With nothing to write, see if there is room: a full card takes what fits into the last block."""
+        if not batch:
+            self._db.execute("REPLACE INTO settings VALUES ('room', ?)", (json.dumps(" " * ROOM),))
+            self._db.execute("DELETE FROM settings WHERE name = 'room'")
+            return []
+        done: list[Done] = []
+        self._db.execute("BEGIN IMMEDIATE")
+        for write in batch:
+            try:
+                done.append((write, write.op(self._db), None))
+            except Refused as refusal:
+                done.append((write, None, refusal))
+        self._db.execute("COMMIT")
+        return done
+
+    def _resolve(self, done: list[Done]) -> None:
+        def resolve() -> None:
+            for write, value, error in done:
+                if write.future.cancelled():
+                    continue
+                if error is not None:
+                    write.future.set_exception(error)
+                else:
+                    write.future.set_result(value)
+
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(resolve)
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        """Said once, however often a write is tried again."""
+        before, self.trouble = self.trouble, trouble
+        if trouble is not None and trouble != before:
+            log.error("cannot write to %s: %s; it is tried again every %g s", self.path, trouble, RETRY_S)
+        if trouble is None and before is not None:
+            log.warning("%s takes writes again", self.path)
+        if (trouble is None) != (before is None):
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.on_trouble)
+
+    def _suspect(self, error: sqlite3.Error) -> None:
+        """Report damage. Not on the event loop: it touches the disk.
+
+        While the card fails it is none: what cannot be read, as on a file system that has shut down, SQLite
+        takes for malformed, too.
+        """
+        if self.trouble is None and is_damage(error):
+            with suppress(OSError):  # a card that fails is read-only soon
+                suspect_mark(self.path).touch()
+            self._loop.call_soon_threadsafe(self.on_damage, f"{self.path} is damaged: {error}")
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, str | None]:
+    try:
+        return open_database(path)
+    except (sqlite3.Error, OSError) as error:
+        raise Unavailable(f"cannot open {path}: {explained(error, path)}") from error

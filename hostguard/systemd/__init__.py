@@ -1,0 +1,1 @@
+"""The service manager: D-Bus, the journal, readiness, and the process that turns are forked from."""

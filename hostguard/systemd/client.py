@@ -1,0 +1,306 @@
+"""What the daemon asks of systemd, and hears from it.
+
+systemd is the semaphore: what is live is what systemd lists. Signals keep us up to date; after a lost
+connection, or when in doubt, the list is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hostguard.core.units import Property, parse_turn_unit, slice_mind
+from hostguard.systemd.dbus import (
+    MANAGER,
+    PATH,
+    PROPERTIES,
+    Bus,
+    SystemdError,
+    SystemdLost,
+    variants,
+)
+
+log = logging.getLogger(__name__)
+
+START_UNIT_S = 120.0  # systemd's own default time-out of a start is 90 s
+START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A live scope in one of our slices. `mind` is "" in hostguard.slice itself."""
+
+    unit: str
+    mind: str
+    description: str = ""
+
+
+class Listener(Protocol):
+    """Who hears of what systemd does. All are called on the event loop."""
+
+    def systemd_up(self, scopes: Sequence[Scope]) -> None:
+        """Connected; `scopes` is the whole truth now."""
+
+    def systemd_down(self) -> None:
+        """The connection is lost; `systemd_up` follows when it is back."""
+
+    def scope_new(self, scope: Scope) -> None:
+        """A scope appeared in one of our slices."""
+
+    def scope_gone(self, unit: str) -> None:
+        """The scope is gone, and all its processes."""
+
+    def scope_job(self, unit: str) -> None:
+        """Somebody asked systemd to stop the turn's scope."""
+
+    def unit_started(self, unit: str) -> None:
+        """A service that is followed was started."""
+
+
+def unit_path(unit: str) -> str:
+    """The object path of a unit, as systemd escapes it: _XX for what is no ASCII letter or digit."""
+    escaped = (chr(b) if chr(b).isascii() and chr(b).isalnum() else f"_{b:02x}" for b in unit.encode())
+    return f"{PATH}/unit/{''.join(escaped)}"
+
+
+class _Job:
+    """The start job of a unit. Other jobs of the unit may end meanwhile: one that stopped it is replaced."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._path: str | None = None
+        self._ended: dict[str, str] = {}  # before the path was known
+
+    def is_at(self, path: str) -> None:
+        self._path = path
+        if path in self._ended:
+            self.ended(path, self._ended[path])
+
+    def ended(self, path: str, result: str) -> None:
+        if self._path is None:
+            self._ended[path] = result
+        elif path == self._path and not self.result.done():
+            self.result.set_result(result)
+
+
+class Systemd:
+    """Starts, lists, stops and follows scopes."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._bus = Bus(self._connected, self._lost, self._on_signal)
+        self._call = self._bus.call
+        self.followed: frozenset[str] = frozenset()  # services, beside our scopes, whose start is told
+        self._jobs: dict[str, _Job] = {}  # unit -> its start job
+        self.control_group = ""  # that systemd's own tree hangs from; known once connected
+        self._listing = asyncio.Lock()
+        self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect, list, and stay connected from here on. Raises SystemdLost if the first try fails."""
+        await self._bus.start()
+
+    async def close(self) -> None:
+        """Disconnect. Scopes are left alone."""
+        self._bus.close()
+
+    # -- calls
+
+    async def start_scope(self, unit: str, properties: Sequence[Property]) -> None:
+        """Start a transient scope and wait until its processes are in it.
+
+        Raises SystemdError if systemd refuses, SystemdLost if it is not known whether the scope came up.
+        """
+        await self._start_transient(unit, properties)
+        if self._listing.locked():
+            self._meanwhile[unit] = True
+
+    async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
+        """Start a transient service with this descriptor as its standard input.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], [stdin])
+
+    async def start_unit(self, unit: str) -> None:
+        """Start a service and wait for it. Raises SystemdError, SystemdLost."""
+        await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
+
+    async def _start_transient(
+        self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
+    ) -> None:
+        body = [unit, "fail", variants(properties), []]
+        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
+
+    async def _start(
+        self,
+        unit: str,
+        seconds: float,
+        member: str,
+        signature: str,
+        body: Sequence[Any],
+        fds: Sequence[int] = (),
+    ) -> None:
+        job = self._jobs[unit] = _Job()
+        try:
+            [path] = await self._call(member, signature, body, fds=fds)
+            job.is_at(path)
+            result = await asyncio.wait_for(job.result, seconds)
+        except TimeoutError:
+            raise SystemdLost(f"the start job of {unit} did not end within {seconds:.0f} s") from None
+        finally:
+            self._jobs.pop(unit, None)
+        if result != "done":
+            raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
+
+    async def main_pid(self, unit: str) -> int:
+        """The main process of a service; 0 = it has none. Raises SystemdError, SystemdLost."""
+        path = await self._call("LoadUnit", "s", [unit])
+        interface = "org.freedesktop.systemd1.Service"
+        found = await self._call("Get", "ss", [interface, "MainPID"], PROPERTIES, path[0])
+        return int(found[0].value)
+
+    async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
+        """Move processes into a unit that is delegated, or into the cgroup `below` it ("/...").
+
+        If one of them is gone systemd may have moved none, or only some. Raises SystemdError, SystemdLost.
+        """
+        await self._call("AttachProcessesToUnit", "ssau", [unit, below, list(pids)])
+
+    async def stop_unit(self, unit: str) -> None:
+        """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._call("StopUnit", "ss", [unit, "replace"])
+
+    async def freeze(self, unit: str) -> None:
+        """Freeze a unit's processes, and wait until all are: one that waits for a disk is not until then.
+
+        Raises SystemdError, SystemdLost.
+        """
+        await self._call("FreezeUnit", "s", [unit])
+
+    async def thaw(self, unit: str) -> None:
+        """Let a unit go on that is frozen or about to be. Raises SystemdError, SystemdLost."""
+        await self._call("ThawUnit", "s", [unit])
+
+    async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
+        """The slice's IOWriteBandwidthMax: (node, bytes/s) each. Raises SystemdError, SystemdLost."""
+        path = await self._call("LoadUnit", "s", [slice_])
+        interface = "org.freedesktop.systemd1.Slice"
+        body = [interface, "IOWriteBandwidthMax"]
+        found = await self._call("Get", "ss", body, PROPERTIES, path[0])
+        return [(node, limit) for node, limit in found[0].value]
+
+    async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
+        """Set the slice's IOWriteBandwidthMax to these alone, until the next boot.
+
+        Raises SystemdError, SystemdLost.
+        """
+        # An empty list takes all away; any other is laid over what is there.
+        lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
+        properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
+        await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
+
+    async def scopes(self) -> list[Scope]:
+        """Live scopes in our slices. Raises SystemdError, SystemdLost."""
+        async with self._listing:
+            self._meanwhile.clear()
+            found = {}
+            units = await self._call("ListUnitsByPatterns", "asas", [[], ["*.scope"]])
+            for name, description, _load, active, _sub, _following, path, *_job in units[0]:
+                if active in ("inactive", "failed"):
+                    continue
+                mind = await self._mind_of(name, path)
+                if mind is not None:
+                    found[name] = Scope(name, mind, description)
+            for unit, alive in self._meanwhile.items():
+                turn = parse_turn_unit(unit)
+                if not alive:
+                    found.pop(unit, None)
+                elif turn is not None:
+                    found[unit] = Scope(unit, turn[0])
+            return list(found.values())
+
+    async def refresh(self) -> None:
+        """Read the list again and tell the listener: for when there is doubt."""
+        self._listener.systemd_up(await self.scopes())
+
+    async def _mind_of(self, unit: str, path: str) -> str | None:
+        try:
+            reply = await self._call(
+                "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], PROPERTIES, path
+            )
+        except SystemdError:
+            return None  # gone in between
+        mind = slice_mind(reply[0].value)
+        turn = parse_turn_unit(unit)
+        return turn[0] if mind is not None and turn is not None else mind
+
+    # -- what the bus tells
+
+    async def _connected(self) -> None:
+        root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], PROPERTIES)
+        self.control_group = str(root[0].value)
+        await self.refresh()
+
+    def _lost(self) -> None:
+        for job in self._jobs.values():
+            if not job.result.done():
+                job.result.set_exception(SystemdLost("the bus is gone"))
+        self._listener.systemd_down()
+
+    def _on_signal(self, member: str, body: list[Any]) -> None:
+        if member == "JobRemoved":
+            _id, path, unit, result = body
+            job = self._jobs.get(unit)
+            if job is not None:
+                job.ended(path, result)
+            elif unit in self.followed and result == "done":
+                self._listener.unit_started(unit)
+            elif unit.endswith(".scope") and result == "done":
+                self._spawn(self._look_at(unit))  # a start: its processes are in it now
+        elif member == "JobNew":
+            unit = body[2]
+            if unit not in self._jobs and parse_turn_unit(unit):
+                self._listener.scope_job(unit)
+        elif member == "UnitRemoved":
+            unit = body[0]
+            if unit.endswith(".scope"):
+                if self._listing.locked():
+                    self._meanwhile[unit] = False
+                self._listener.scope_gone(unit)
+        elif member == "Reloading":
+            if not body[0]:  # UnitRemoved came for every unit
+                self._spawn(self._again(False))
+        elif member == "NameOwnerChanged" and body[2]:
+            self._spawn(self._again(True))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _look_at(self, unit: str) -> None:
+        try:
+            mind = await self._mind_of(unit, unit_path(unit))
+        except SystemdLost:
+            return  # the list is read again once the bus is back
+        if mind is not None:
+            self._listener.scope_new(Scope(unit, mind))
+
+    async def _again(self, subscribe: bool) -> None:
+        try:
+            if subscribe:
+                with suppress(SystemdError):  # it knows us still
+                    await self._call("Subscribe")
+            await self.refresh()
+        except (SystemdLost, SystemdError) as error:
+            log.warning("systemd came back but does not answer: %s", error)
+            self._bus.disconnect()

@@ -1,0 +1,118 @@
+"""The connection to the service manager of a command that may block. Only this knows pystemd."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from hostguard.cli.errors import CliError
+from hostguard.core import paths
+from hostguard.core.units import Property
+
+_NAME = b"org.freedesktop.systemd1"
+_PATH = b"/org/freedesktop/systemd1"
+_MANAGER = b"org.freedesktop.systemd1.Manager"
+
+
+class _Customs:
+    """Properties for pystemd, which knows the types of only some: all go through its escape."""
+
+    def __init__(self, properties: Sequence[Property]) -> None:
+        self._properties = properties
+
+    def items(self) -> Iterator[tuple[bytes, Any]]:
+        for name, signature, value in self._properties:
+            yield b"_custom", (name.encode(), signature.encode(), value)
+
+
+class Bus:
+    """A blocking connection to systemd. Raises CliError for whatever D-Bus refuses."""
+
+    def __enter__(self) -> Bus:
+        from pystemd.dbusexc import DBusBaseError
+        from pystemd.dbuslib import DBus
+
+        self._error = DBusBaseError
+        self._bus = DBus(user_mode=paths.USER)
+        self.results: dict[str, str] = {}  # unit -> result of its last job, once `watch` was called
+        try:
+            self._bus.open()
+        except DBusBaseError as error:
+            raise CliError(
+                f"systemd cannot be reached over D-Bus: {_text(error)}; hostguard needs a host with systemd"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bus.close()
+
+    def call(self, member: str, signature: str = "", *values: Any) -> Any:
+        """The body of systemd's answer to a method of its manager object."""
+        from pystemd.dbuslib import apply_signature
+
+        arguments = apply_signature(signature.encode(), list(values))
+        try:
+            return self._bus.call_method(_NAME, _PATH, _MANAGER, member.encode(), arguments).body
+        except self._error as error:
+            raise CliError(f"systemd refused {member}: {_text(error)}") from None
+
+    def start(self, unit: str, properties: Sequence[Property]) -> None:
+        """Ask for a transient unit; its job's result is in `results` later."""
+        from pystemd.systemd1 import Manager
+
+        manager = Manager(bus=self._bus)
+        try:
+            manager.StartTransientUnit(_MANAGER, unit.encode(), b"fail", _Customs(properties))
+        except self._error as error:
+            raise CliError(f"systemd did not start {unit}: {_text(error)}") from None
+
+    def active_since(self, path: bytes) -> int:
+        """When a unit became active, in ms since the epoch; 0 if it is gone."""
+        interface, name = b"org.freedesktop.systemd1.Unit", b"ActiveEnterTimestamp"
+        try:
+            return int(self._bus.get_property(_NAME, path, interface, name, b"t")) // 1000
+        except self._error:
+            return 0
+
+    def watch(self) -> None:
+        """Be told from now on when units and jobs go."""
+
+        def on_signal(message: Any, error: object, userdata: object) -> None:
+            message.process_reply(False)
+            if len(message.body) == 4:  # JobRemoved(id, job, unit, result)
+                self.results[message.body[2].decode()] = message.body[3].decode()
+
+        self._on_signal = on_signal  # pystemd itself keeps no reference to it
+        try:
+            for member in (b"UnitRemoved", b"JobRemoved"):
+                self._bus.match_signal(_NAME, _PATH, _MANAGER, member, on_signal)
+        except self._error as error:
+            raise CliError(f"systemd's signals cannot be had: {_text(error)}") from None
+        self.call("Subscribe")
+
+    def wait(self, seconds: float) -> None:
+        """Return once a signal came, or after `seconds`."""
+        if not self._drain():
+            poll = select.poll()
+            poll.register(self._bus.get_fd(), select.POLLIN)
+            poll.poll(max(0.0, seconds) * 1000)
+            self._drain()
+
+    def _drain(self) -> bool:
+        came = False
+        try:
+            while not self._bus.process().is_empty():
+                came = True
+        except self._error as error:
+            raise CliError(f"the connection to systemd is lost: {_text(error)}") from None
+        return came
+
+
+def _text(error: Any) -> str:
+    """The message of a pystemd error."""
+    message = error.err_message
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(message or error)

@@ -1,0 +1,172 @@
+"""The process in which a turn of an exec mind begins. Runs apart from hostguard, without its modules.
+
+A fork server, started with the guard, keeps stubs ready: forking it takes a fraction of what forking the
+guard would, nothing of it happens on the guard's event loop, and nothing of the guard's sandbox is inherited.
+A stub waits until its scope is up; the guard's word is one message with four descriptors: what to run, its
+stdin, the exit record, its output. Then it becomes the mind's user, runs the command, and records how it
+ended, whether or not the guard still lives. For a turn that is posted to a resident mind the stub is the
+scope's anchor: it only waits, until it is killed. If the guard dies before the word, the stub leaves without
+having run anything.
+The record's format is read by turns.exit_record.parse_record.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+NOBODY = 65534
+TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
+# What may be sent to all of a turn's processes: the stub outlives it, to record how the command took it.
+OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a stub for each descriptor that comes over `control`; return when the guard is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the stubs
+    gc.freeze()
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            return
+        channel = socket.socket(fileno=fds[0])
+        if os.fork() == 0:
+            control.close()
+            stub(channel)
+        channel.close()
+
+
+def stub(channel: socket.socket) -> NoReturn:
+    """Tell the guard our pid, wait for its word, run the turn."""
+    try:
+        os.setsid()
+        channel.send(str(os.getpid()).encode())
+        word, fds, _, _ = socket.recv_fds(channel, 1, 4)
+        channel.close()
+        for fd in fds:
+            os.set_inheritable(fd, False)  # recv_fds heeds no MSG_CMSG_CLOEXEC
+        if word == b"g" and len(fds) == 4:
+            run(*fds)
+        elif word == b"a" and fds:
+            anchor(fds[0])
+    finally:
+        os._exit(0)
+
+
+def anchor(record: int) -> None:
+    """Be in the scope, as nobody, and nothing else."""
+    os.write(record, f"started\nanchor {os.getpid()}\n".encode())
+    os.close(record)
+    _become({"groups": [], "gid": NOBODY, "uid": NOBODY, "cwd": "/"})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        signal.pause()
+
+
+def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
+    """Run the command of the spec, as its user, and write the record."""
+    with open(spec_fd, "rb") as file:
+        spec = json.load(file)
+    captured = None
+    try:
+        if spec["capture"]:
+            os.close(output)
+            captured, output = os.pipe()
+        _become(spec)
+        os.write(record, b"started\n")
+        pid = os.posix_spawn(
+            spec["argv"][0],
+            spec["argv"],
+            spec["env"],
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)]
+            + [(os.POSIX_SPAWN_DUP2, output, fd) for fd in (1, 2)],
+            setsigdef=DEFAULTS,
+            setsigmask=(),
+        )
+    except OSError as error:
+        where = spec["cwd"] if error.filename == spec["cwd"] else spec["argv"][0]
+        os.write(record, f"not_started {where}: {error.strerror}\n".encode())
+        return
+    for fd in (stdin, output):
+        os.close(fd)
+    for number in OUTLIVED:
+        signal.signal(number, signal.SIG_IGN)
+    said = b"" if captured is None else capture(captured, pid, spec["capture"])
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    text = f"signal {-code}\n" if code < 0 else f"exit {code}\n"
+    end = b"" if captured is None else b"\noutput\n" + said
+    os.write(record, (text + account(spec["cgroup"])).encode() + end)
+
+
+def capture(pipe: int, pid: int, most: int) -> bytes:
+    """The first `most` bytes of what the command, and what it started, printed until its end."""
+    said, until = b"", math.inf
+    ended = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    poller.register(ended, select.POLLIN)
+    while time.monotonic() < until:
+        ready = [fd for fd, _ in poller.poll(None if until == math.inf else TAIL_S * 1000)]
+        if pipe in ready:
+            part = os.read(pipe, 1 << 16)
+            said = (said + part)[:most]
+            if not part:
+                break
+        if ended in ready:
+            poller.unregister(ended)
+            until = time.monotonic() + TAIL_S
+        if not ready:
+            break
+    return said
+
+
+def _become(spec: dict[str, Any]) -> None:
+    # The guard's protection from the out-of-memory killer is not for the minds.
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    os.umask(0o022)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if os.geteuid() == 0:  # under a user's own service manager all are that user
+        os.setgroups(spec["groups"])
+        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+    os.chdir(spec["cwd"])
+
+
+def account(cgroup: str) -> str:
+    """CPU in µs and memory in bytes of the scope, bytes that went to and came from storage."""
+    lines = []
+    # What a child read and wrote is added to its parent's own account when it is reaped.
+    for path, keys in (
+        (f"{cgroup}/cpu.stat", {"usage_usec": "cpu_usec"}),
+        ("/proc/self/io", {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
+    ):
+        try:
+            with open(path) as file:
+                pairs = [line.split() for line in file]
+        except OSError:
+            continue
+        lines += [f"{keys[pair[0]]} {pair[1]}\n" for pair in pairs if pair[0] in keys]
+    try:
+        with open(f"{cgroup}/memory.peak") as file:
+            lines.append(f"memory_peak {file.read()}")
+    except OSError:
+        pass
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # so that no descriptor that comes later is 0: a turn's is made its own
+    os.close(null)
+    serve(control)

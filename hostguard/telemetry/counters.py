@@ -1,0 +1,69 @@
+"""What is counted for Prometheus, from the events: a few additions for each, whoever asks. Pure.
+
+All counts begin at 0 when the guard starts, which Prometheus takes for a reset of its counters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from hostguard.core.retry import row_of
+
+# Upper bounds in seconds. A scope comes up in some 3 ms at best (facts.md), a turn lasts minutes or hours.
+HANDOFF_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+HOLD_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+NEVER_RAN = ("not_started", "refused")  # outcomes of turns whose message no mind took
+
+
+class Histogram:
+    """Counts observations by the bucket that they fall in; the last bucket is that above all bounds."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one; a value that is equal to a bound is in its bucket."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Counts:
+    """Everything that is counted. Its size is bounded by the configured minds."""
+
+    def __init__(self) -> None:
+        self.started: Counter[str] = Counter()  # turns, by mind
+        self.ended: Counter[tuple[str, str]] = Counter()  # turns, by mind and outcome
+        self.not_started: Counter[str] = Counter()  # by mind
+        self.dead: Counter[str] = Counter()  # rows, by mind
+        self.holds: Counter[str] = Counter()  # by reason
+        self.held_s: dict[str, Histogram] = defaultdict(lambda: Histogram(HOLD_S))  # by reason
+        self.handoff_s = Histogram(HANDOFF_S)
+        self.levels: Counter[str] = Counter()  # changes of pressure to a level
+        self._level = "calm"
+
+    def note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Count an event of this type, as events.Event has it, with these fields."""
+        match event:
+            case "held":
+                self.holds[fields["reason"]] += 1
+            case "hold_ended":
+                self.held_s[fields["reason"]].observe(fields["waited_ms"] / 1000)
+            case "started":
+                self.started[fields["mind"]] += 1
+                self.handoff_s.observe(fields["handoff_ms"] / 1000)
+            case "ended" | "failed" if row_of(fields["turn"]) == fields["delivery"]:  # others were folded in
+                mind, outcome = fields["mind"], fields["outcome"]
+                if outcome in NEVER_RAN:
+                    self.not_started[mind] += 1
+                else:
+                    self.ended[mind, outcome] += 1
+            case "dead":
+                self.dead[fields["mind"]] += 1
+            case "pressure" if fields["level"] != self._level:
+                self._level = fields["level"]
+                self.levels[self._level] += 1

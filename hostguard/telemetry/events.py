@@ -1,0 +1,111 @@
+"""What the guard tells the world: journal entries, and the stream that the API serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+from hostguard.core.clock import now_ms
+from hostguard.systemd.journal import Journal
+from hostguard.telemetry.counters import Counts
+
+KEPT = 1000  # events in memory, for a client that comes back
+BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, not our memory
+
+
+class Event(StrEnum):
+    """Types of events. Each but ACCEPTED is one journal line."""
+
+    ACCEPTED = "accepted"
+    HELD = "held"
+    HOLD_ENDED = "hold_ended"
+    STARTED = "started"
+    FOLDED = "folded"
+    ENDED = "ended"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    LIMIT = "limit"
+    RELOADED = "reloaded"
+    MISSED = "missed"  # times of a schedule
+    ASLEEP = "asleep"
+    AWAKE = "awake"
+    ENFORCEMENT = "enforcement"  # how far a limit is applied changed
+    PRESSURE = "pressure"  # the level or the cap that it allows changed
+    FROZEN = "frozen"
+    THAWED = "thawed"
+
+
+# Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
+MESSAGE_IDS = {
+    Event.HELD: "6b0e4d2f0a5c4b7c9d1f3a8e52c70411",
+    Event.HOLD_ENDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70412",
+    Event.STARTED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70413",
+    Event.ENDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70414",
+    Event.FAILED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70415",
+    Event.DEAD: "6b0e4d2f0a5c4b7c9d1f3a8e52c70416",
+    Event.CANCELLED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70417",
+    Event.EXPIRED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70418",
+    Event.PAUSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70419",
+    Event.RESUMED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041a",
+    Event.LIMIT: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041b",
+    Event.RELOADED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041c",
+    Event.FOLDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041d",
+    Event.MISSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041e",
+    Event.ASLEEP: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041f",
+    Event.AWAKE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70420",
+    Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
+    Event.PRESSURE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70421",
+    Event.FROZEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70422",
+    Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
+}
+# Of syslog: error, warning, notice; all others info.
+_PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
+
+
+class Events:
+    """One emitter, any number of readers."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.counts = Counts()
+        self._journal = journal
+        # Above all ids of an earlier run, so that a client's Last-Event-ID stays true.
+        self._last = now_ms()
+        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._readers: set[asyncio.Queue[dict[str, Any]]] = set()
+
+    def emit(self, type_: Event, text: str, **fields: Any) -> None:
+        """Tell all readers and the journal. `fields` with a value become HOSTGUARD_<NAME>."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        self.counts.note(type_, given)
+        self._last += 1
+        event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text, **given}
+        self._kept.append(event)
+        for reader in self._readers:
+            if reader.qsize() < BEHIND_MAX:
+                reader.put_nowait(event)
+        if type_ in MESSAGE_IDS:
+            journal = {f"HOSTGUARD_{name.upper()}": str(value) for name, value in given.items()}
+            journal["MESSAGE_ID"] = MESSAGE_IDS[type_]
+            self._journal.send(text, _PRIORITY.get(type_, 6), journal)
+
+    def kept(self, after: int) -> list[dict[str, Any]]:
+        """Events in memory with an id above `after`."""
+        return [event for event in self._kept if event["id"] > after]
+
+    @contextmanager
+    def reader(self) -> Iterator[asyncio.Queue[dict[str, Any]]]:
+        """A queue that receives every event from now on; full (BEHIND_MAX) = some were lost."""
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._readers.add(queue)
+        try:
+            yield queue
+        finally:
+            self._readers.discard(queue)

@@ -1,0 +1,220 @@
+"""What there is to tell of the guard, the worst first: for `status` and `top`. Pure."""
+
+from __future__ import annotations
+
+from hostguard.cli.render import clock, duration, size
+
+TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+INFO, WARN, BAD = range(3)
+Line = tuple[int, str, str]  # how bad it is, what it is about, and a sentence that is not `safe` yet
+TROUBLE_MS = 3_600_000  # for an hour one is told that there was trouble
+
+WHY = {
+    "paused": "all are paused: hostguard resume",
+    "mind_paused": "paused: hostguard resume {mind}",
+    "asleep": "asleep: hostguard wake {mind}",
+    "caller_away": "its hostguard run went away",
+    "unknown_mind": "not configured",
+    "session_busy": "session busy",
+    "mind_busy": "mind busy",
+    "global_cap": "no slot free",
+    "pressure": "disk not calm",
+    "mind_down": "server down",
+    "no_systemd": "systemd does not answer",
+    "no_writes": "the disk takes no writes",
+}
+BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons that a turn is the cause of
+QUIET = ("idle", "asleep")  # states of a mind
+WEAK = {"partial": "in part", "inert": "not at all"}
+
+
+def news(status: Any, now: int) -> list[Line]:
+    """A line for each thing; `status` as GET /v1/status has it, `now` in ms since the epoch."""
+    if status["state"] == "not_running":
+        return [(BAD, "daemon", "is not running"), (INFO, "running", turns(status["turns"]))]
+    lines = [
+        *_broken(status),
+        *_disk(status, now),
+        *_acted(status, now),
+        *_paused(status),
+        *_weak(status),
+        (INFO, "waiting", _waiting(status, now)),
+        (INFO, "running", running(status)),
+        *_written(status),
+        (INFO, "daemon", _daemon(status)),
+    ]
+    return sorted(lines, key=lambda line: -line[0])
+
+
+def hold_text(hold: Any, mind: str) -> str:
+    """Why a delivery of a mind waits, in words, and behind what; `hold` as the API has it: None, if not."""
+    if not hold:
+        return ""
+    reason, blocker = str(hold["reason"]), hold["blocker"]
+    text = WHY.get(reason, reason).format(mind=mind)
+    if reason == "mind_down":
+        return f"{text}: {blocker}"
+    if reason not in BUSY or not blocker:
+        return text
+    # Units have no space in them; a cap of 0 is told of in words.
+    return f"{text}: {blocker}" if " " in blocker else f"{text}, behind {_turn(blocker)}"
+
+
+def _turn(unit: str) -> str:
+    """A turn's scope by its turn's id, which ends its name (see units.py); another unit as it is."""
+    ours, _, turn = unit.removesuffix(".scope").rpartition("-")
+    return f"turn {turn}" if ours.startswith("hostguard-turn-") else unit
+
+
+def waits(mind: Any, status: Any, now: int) -> str:
+    """How long the first delivery of a mind waits; "" if none does."""
+    hold = mind.get("hold")
+    if not hold:
+        return ""
+    if hold["since"] is None:
+        return f">{duration(max(0, now - status['started_at']) / 1000)}"
+    return duration(max(0, now - hold["since"]) / 1000)
+
+
+def busy_minds(status: Any) -> list[Any]:
+    """The minds that do something, or wait: those that wait longest first."""
+    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
+    # By when it began, and not by how long ago: that is told to the ms, of a moment of each mind's own.
+    return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since") or 0))
+
+
+def written(status: Any) -> dict[str, int]:
+    """Bytes by mind, of the live turns and of those that ended since the guard's start; most first."""
+    by_mind = {mind["name"]: mind.get("write_bytes") or 0 for mind in status.get("minds", [])}
+    for turn in status["live"]:
+        by_mind[turn["mind"]] = by_mind.get(turn["mind"], 0) + (turn.get("write_bytes") or 0)
+    return dict(sorted(by_mind.items(), key=lambda item: -item[1]))
+
+
+def running(status: Any) -> str:
+    """How many turns run, and how many may: the cap, and what pressure makes of it."""
+    live, cap, effective = status["turns"], status["cap"], status["effective_cap"]
+    text = "no cap" if cap is None else f"cap {cap}"
+    if effective not in (None, cap):
+        text = f"only {effective} at a time now ({text})"
+    # A cap that was lowered ends no turn: more run than may, for a while.
+    finish = ", which may finish; " if effective is not None and live > effective else ", "
+    return f"{turns(live)}{finish}{text}"
+
+
+def turns(count: int) -> str:
+    """So many turns, in words."""
+    return f"{count or 'no'} {'turn' if count == 1 else 'turns'}"
+
+
+def _broken(status: Any) -> Iterator[Line]:
+    if status["state"] == "no_systemd":
+        yield BAD, "systemd", "does not answer: nothing is started until it does, running turns go on"
+    for problem in status.get("problems", []):
+        yield BAD, "problem", problem["text"]
+
+
+def _disk(status: Any, now: int) -> Iterator[Line]:
+    pressure = status.get("pressure")
+    if pressure is None:
+        return
+    level, evidence = pressure["level"], pressure["evidence"]
+    if level == "calm":
+        yield INFO, "disk", f"calm: {evidence}"
+    else:
+        yield (
+            BAD if level == "stalled" else WARN,
+            "disk",
+            f"{level} for {_ago(pressure['since'], now)}: {evidence}",
+        )
+
+
+def _acted(status: Any, now: int) -> Iterator[Line]:
+    """What the guard does for the disk's sake, or did within TROUBLE_MS."""
+    pressure = status.get("pressure") or {}
+    if pressure.get("frozen"):
+        yield WARN, "guard", f"keeps frozen for a moment: {', '.join(pressure['frozen'])}"
+    if pressure.get("tightened"):
+        yield WARN, "guard", "lets all turns write more slowly"
+    episode = _last_trouble(pressure.get("changes", []))
+    cap, effective, step = status["cap"], status["effective_cap"], pressure.get("next_step_in_s")
+    if effective != cap:
+        before = "all" if cap is None else cap
+        since = f", for {_ago(episode[0]['at'], now)}" if episode else ""
+        more = "more once it is calm" if step is None else f"1 more in {duration(step)} if calm"
+        yield WARN, "guard", f"has allowed {turns(effective)} at a time, not {before}{since}; {more}"
+    elif episode and pressure["level"] == "calm" and now - episode[0]["at"] < TROUBLE_MS:
+        begun, lasted = _ago(episode[0]["at"], now), _ago(episode[0]["at"], episode[-1]["at"])
+        caps = [one["cap"] for one in episode if one["cap"] is not None]
+        did = f"allowed {turns(min(caps))} at a time" if caps else "changed nothing"
+        yield INFO, "guard", f"{did} {begun} ago, for {lasted}: the disk was {_worst(episode)}"
+
+
+def _last_trouble(changes: list[Any]) -> list[Any]:
+    """The changes from the last time that it was calm and nothing was limited, to the next such, or now."""
+    last: list[Any] = []
+    over = True
+    for change in changes:
+        fine = change["level"] == "calm" and change["cap"] is None
+        if not fine and over:
+            last = []
+        if not fine or not over:
+            last.append(change)
+        over = fine
+    return last
+
+
+def _worst(episode: list[Any]) -> str:
+    levels = [one["level"] for one in episode]
+    return next((level for level in ("stalled", "strained") if level in levels), "not calm")
+
+
+def _paused(status: Any) -> Iterator[Line]:
+    if status["state"] == "paused":
+        yield WARN, "paused", "all minds: hostguard resume"
+    elif status.get("paused_minds"):
+        yield WARN, "paused", ", ".join(status["paused_minds"])
+
+
+def _weak(status: Any) -> Iterator[Line]:
+    """Configured limits that the kernel does not apply, or not wholly."""
+    weak = [
+        f"{item['limit']} {WEAK[item['label']]}"
+        for item in status.get("enforcement", [])
+        if item["label"] in WEAK
+    ]
+    if weak:
+        yield WARN, "enforced", f"{', '.join(weak)} (hostguard doctor)"
+
+
+def _waiting(status: Any, now: int) -> str:
+    later = f", {status['due_later']} due later" if status["due_later"] else ""
+    if not status["held"]:
+        return f"nothing{later}"
+    minds = [mind for mind in status.get("minds", []) if mind.get("hold")]
+    if not minds:
+        return f"{status['held']}{later}"
+    first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
+    told = f"{first['name']} for {waits(first, status, now)}: {hold_text(first['hold'], first['name'])}"
+    return f"{status['held']}{later}; the longest {told}"
+
+
+def _written(status: Any) -> Iterator[Line]:
+    most = [(name, count) for name, count in written(status).items() if count]
+    if most:
+        told = ", ".join(f"{name} {size(count)}" for name, count in most[:3])
+        yield INFO, "written", f"most by {told}, since the daemon's start"
+
+
+def _daemon(status: Any) -> str:
+    device = status.get("device") or {}
+    disk = f"disk {device['node']}" if device.get("node") else f"no disk: {device.get('reason')}"
+    return f"runs since {clock(status['started_at'])}, version {status['version']}, {disk}"
+
+
+def _ago(since: int, now: int) -> str:
+    return duration(max(0, now - since) / 1000)

@@ -1,0 +1,165 @@
+"""What happened over time: the charts with their labels, and the same as a table. Pure."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from hostguard.cli.render import duration, safe
+from hostguard.telemetry.page import charts
+
+MINUTE_MS, DAY_MS = 60_000, 86_400_000
+QUICK_MS = 1.0  # at the bottom of the chart of the disk, whose scale is logarithmic
+
+
+def over_time(report: Any) -> str:
+    """All charts below each other, on the same scale of time."""
+    step = duration(report["step_ms"] / 1000)
+    chart, top = charts.turns(report, lambda at: _told(report, at), _title(report))
+    held = [value or 0 for value in report["held"]]
+    waits = [value or 0 for value in report["await_ms"]]
+    most, slowest = max(held, default=0), max(10.0, *waits) if waits else 10.0
+    whole = f"{top:.0f}"
+    parts = [
+        '<h2 id="time-title">Over time</h2>',
+        _figure(
+            f"<b>Turns at a time</b>, by mind; the line is how many might run. A step is {step}.",
+            chart, (whole, "0"), _times(report),
+        ),
+        _keys(report),
+        _figure(
+            "<b>Pressure</b>: half high is strained, full is stalled.",
+            charts.levels(report, _pressure(report)), ("", ""), "",
+        ),
+        _figure(
+            "<b>Messages held</b>, the most of each step.",
+            charts.bars("held", held, lambda value: value / max(most, 1), f"Messages held, at most {most}."),
+            (str(most), "0"), "",
+        ),
+        _figure(
+            "<b>Disk</b>: what a request took, the longest of each step; logarithmic.",
+            charts.bars(
+                "await", waits, lambda value: max(0.02, _log(value) / _log(slowest)),
+                f"A request of the disk took up to {_ms(slowest)}.",
+            ),
+            (_ms(slowest), _ms(QUICK_MS)), _times(report),
+        ),
+        _table(report),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _log(value: float) -> float:
+    return math.log10(max(value, QUICK_MS) / QUICK_MS)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.3g} s"
+
+
+def _figure(caption: str, chart: str, scale: tuple[str, str], times: str) -> str:
+    labels = "".join(f"<span>{label}</span>" for label in scale)
+    return (
+        f'<figure><figcaption>{caption}</figcaption><div class="scale" aria-hidden="true">{labels}</div>'
+        f"{chart}{times}</figure>"
+    )
+
+
+def _clock(report: Any, at: int) -> str:
+    """When a step begins, as short as the span allows."""
+    seconds = ":%S" if report["step_ms"] < MINUTE_MS else ""
+    pattern = f"%H:%M{seconds}" if report["span_ms"] <= 1.5 * DAY_MS else "%a %d, %H:%M"
+    return time.strftime(pattern, time.localtime((report["from"] + at * report["step_ms"]) / 1000))
+
+
+def _times(report: Any) -> str:
+    count = len(report["held"])
+    labels = [*(_clock(report, round(count * part / 4)) for part in range(4)), "now"]
+    spans = "".join(
+        f"<span{' class=some' if part % 2 else ''}>{escape(label)}</span>"
+        for part, label in enumerate(labels)
+    )
+    return f'<div class="times" aria-hidden="true">{spans}</div>'
+
+
+def _names(report: Any) -> list[str]:
+    return [series["mind"] if series["mind"] is not None else "all others" for series in report["turns"]]
+
+
+def _keys(report: Any) -> str:
+    items = "".join(
+        f'<li data-key="{at}"><svg aria-hidden="true" viewBox="0 0 1 1">'
+        f'<rect class="m{at}" width="1" height="1"/>'
+        f"</svg><span>{escape(safe(name))}</span></li>"
+        for at, name in enumerate(_names(report))
+    )
+    return f'<ul class="keys" aria-label="Minds in the chart">{items}</ul>'
+
+
+def _title(report: Any) -> str:
+    names = ", ".join(safe(name) for name in _names(report)) or "none"
+    return f"Turns at a time over the last {duration(report['span_ms'] / 1000)}, of these minds: {names}."
+
+
+def _pressure(report: Any) -> str:
+    counts = {level: report["level"].count(level) for level in ("strained", "stalled")}
+    told = [f"{level} in {count} of {len(report['level'])} steps" for level, count in counts.items() if count]
+    return f"The disk was {' and '.join(told)}." if told else "The disk was calm all the time."
+
+
+def _cells(report: Any, at: int) -> list[str]:
+    """What a step shows, beside its minds."""
+    cap = "-" if not report["known"][at] else "any" if report["cap"][at] is None else str(report["cap"][at])
+    took = report["await_ms"][at]
+    return [
+        report["level"][at] or "-",
+        cap,
+        str(report["held"][at] if report["held"][at] is not None else "-"),
+        "-" if took is None else _ms(took),
+    ]
+
+
+def _told(report: Any, at: int) -> str:
+    level, cap, held, took = _cells(report, at)
+    ran = [
+        f"{safe(name)} {series['busy'][at]:.2g}"
+        for name, series in zip(_names(report), report["turns"], strict=True)
+        if series["busy"][at]
+    ]
+    return (
+        f"{_clock(report, at)}: {', '.join(ran) or 'no turns'}; cap {cap}; {held} held; {level}; disk {took}"
+    )
+
+
+def _quiet(report: Any, at: int) -> bool:
+    busy = any(series["busy"][at] for series in report["turns"])
+    return not (busy or report["held"][at] or report["level"][at] not in (None, "calm"))
+
+
+def _table(report: Any) -> str:
+    """The steps in which anything was."""
+    heads = ["From", *(safe(name) for name in _names(report)), "Disk", "Cap", "Held", "A request took"]
+    rows = [
+        [
+            _clock(report, at),
+            *(f"{series['busy'][at]:.2g}" if series["busy"][at] else "" for series in report["turns"]),
+            *_cells(report, at),
+        ]
+        for at in range(len(report["held"]))
+        if not _quiet(report, at)
+    ]
+    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(_row(row) for row in rows)
+    return f"""<details id="steps"><summary>The charts as a table</summary>
+<p class="faint" id="steps-told">Turns at a time of each mind; steps in which nothing was are left out.</p>
+<div class="scroll" role="region" tabindex="0" aria-labelledby="time-title">
+<table aria-labelledby="time-title" aria-describedby="steps-told">
+<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>"""
+
+
+def _row(cells: Iterable[str]) -> str:
+    first, *rest = map(escape, cells)
+    return f'<tr><th scope="row" class="name">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'

@@ -1,0 +1,166 @@
+"""What happened on the host in a span of time, made of what is stored, noted and live. Pure.
+
+The span is cut into equal steps; everything over time is a list with a value for each step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hostguard.telemetry.timeline import (
+    LEVELS,
+    Incident,
+    Point,
+    steps,
+)
+from hostguard.telemetry.timeline_store import Ended
+
+Json = dict[str, Any]
+
+STEPS_MAX = 168  # a week of hours; as many as a phone has columns to show
+_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
+WIDTHS = (
+    *(seconds * _SECOND for seconds in (10, 30)),
+    *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * _HOUR for hours in (1, 2, 3, 6, 12)),
+    _DAY,
+)
+SPAN_MAX = 35 * _DAY  # as long as anything is kept: see history_db.py
+SERIES = 7  # minds with a line of their own: more colours are not told apart
+
+
+@dataclass
+class _Mind:
+    turns: int = 0
+    failed: int = 0
+    held: list[int] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    run_ms: int = 0
+    cpu_ms: int | None = None
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    busy: list[float] = field(default_factory=list)  # turns at a time, in each step
+
+    def use(self, amounts: Mapping[str, int | None]) -> None:
+        """Add what a turn used, as far as that is known."""
+        for name in ("cpu_ms", "read_bytes", "write_bytes"):
+            if (amount := amounts[name]) is not None:
+                setattr(self, name, (getattr(self, name) or 0) + amount)
+
+
+def width_of(span_ms: int) -> int:
+    """ms of a step: the least in WIDTHS of which STEPS_MAX make the span."""
+    return next((width for width in WIDTHS if span_ms <= width * STEPS_MAX), WIDTHS[-1])
+
+
+def begin_of(now: int, span_ms: int) -> int:
+    """ms since the epoch: where the first step begins, which the span begins in."""
+    width = width_of(span_ms)
+    return (now - span_ms) // width * width
+
+
+def make(
+    status: Json,
+    ended: Iterable[Ended],
+    points: Sequence[Point],
+    incidents: Sequence[Incident],
+    now: int,
+    span_ms: int,
+    complete: bool = True,
+) -> Json:
+    """The report as hostguard-api(7) has it. `status` is that of now, with the live turns."""
+    begin, width = begin_of(now, span_ms), width_of(span_ms)
+    count = (now - begin) // width + 1
+    minds: dict[str, _Mind] = {}
+
+    def mind(name: str) -> _Mind:
+        return minds.setdefault(name, _Mind(busy=[0.0] * count))
+
+    for row in ended:
+        one = mind(row.mind)
+        if row.held_ms is not None:
+            one.held.append(row.held_ms)
+        if row.held_for is not None:
+            one.reasons[row.held_for] += 1
+        if row.starts:
+            one.turns += 1
+            one.failed += row.failed
+            one.use({"cpu_ms": row.cpu_ms, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes})
+            _run(one, row.started_at, row.ended_at, begin, width)
+    for turn in status["live"]:
+        one = mind(turn["mind"])
+        one.turns += 1
+        one.held.append(turn["held_ms"])
+        one.use(turn)
+        _run(one, turn["started_at"], now, begin, width)
+    seen = steps(points, begin, width, count)
+    return {
+        "from": begin,
+        "to": now,
+        "span_ms": span_ms,
+        "step_ms": width,
+        "complete": complete,
+        "status": status,
+        "minds": [_shown(name, one) for name, one in sorted(minds.items(), key=_busiest)],
+        "turns": _series(minds),
+        "known": [step is not None for step in seen],  # else a cap of null means: any number
+        "level": [LEVELS[step.level] if step else None for step in seen],
+        "cap": [step.cap if step else None for step in seen],
+        "held": [step.held if step else None for step in seen],
+        "await_ms": [step.await_ms if step else None for step in seen],
+        "incidents": [{**asdict(one), "level": LEVELS[one.level]} for one in reversed(incidents)],
+    }
+
+
+def _run(mind: _Mind, start: int, end: int, begin: int, width: int) -> None:
+    """Count a turn into the steps in which it ran."""
+    start = max(start, begin)
+    mind.run_ms += max(0, end - start)
+    at, last = (start - begin) // width, len(mind.busy) - 1
+    while start < end and at <= last:
+        until = min(end, begin + (at + 1) * width)
+        mind.busy[at] += (until - start) / width
+        start, at = until, at + 1
+
+
+def _busiest(item: tuple[str, _Mind]) -> tuple[int, str]:
+    return -item[1].run_ms, item[0]
+
+
+def _shown(name: str, mind: _Mind) -> Json:
+    held = sorted(mind.held)
+    return {
+        "name": name,
+        "turns": mind.turns,
+        "failed": mind.failed,
+        "held_p50_ms": quantile(held, 0.5),
+        "held_p95_ms": quantile(held, 0.95),
+        "held_for": mind.reasons.most_common(1)[0][0] if mind.reasons else None,
+        "run_ms": mind.run_ms,
+        "cpu_ms": mind.cpu_ms,
+        "read_bytes": mind.read_bytes,
+        "write_bytes": mind.write_bytes,
+    }
+
+
+def quantile(ordered: Sequence[int], share: float) -> int | None:
+    """The least value that this share of all does not exceed (nearest rank); None of none."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def _series(minds: Mapping[str, _Mind]) -> list[Json]:
+    """Turns at a time, for the busiest minds, and for all others together."""
+    ranked = sorted(minds.items(), key=_busiest)
+    rest = [one.busy for _, one in ranked[SERIES:]]
+    series: list[Json] = [{"mind": name, "busy": _rounded(one.busy)} for name, one in ranked[:SERIES]]
+    if rest:
+        series.append({"mind": None, "busy": _rounded(map(sum, zip(*rest, strict=True)))})
+    return series
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 3) for value in values]

@@ -1,0 +1,204 @@
+"""How the host was: the cap, the pressure, what ran and waited, how slow the disk was, its troubles. Pure.
+
+A Point tells the worst of some seconds, and what held from then on until the next: while nothing changes
+there is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hostguard.pressure.rule import Level
+
+GRAIN = 10_000  # ms: of a point
+POINTS_KEPT = 2160  # in memory, some 200 bytes each: six hours of work without a pause
+INCIDENTS_KEPT = 100
+APART_MS = 60_000  # trouble that comes back sooner belongs to the same incident
+LEVELS = tuple(Level)  # from calm to stalled: a rank is an index of this
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look, or the worst of several. `cap`: how many turns may run; None: any number."""
+
+    level: int = 0  # rank in LEVELS
+    cap: int | None = None
+    turns: int = 0
+    held: int = 0
+    await_ms: int | None = None  # what a request of the disk took; None: none was made
+
+    def worst(self, other: Seen) -> Seen:
+        """The worst of both, each value for itself."""
+        return Seen(
+            max(self.level, other.level),
+            min((cap for cap in (self.cap, other.cap) if cap is not None), default=None),
+            max(self.turns, other.turns),
+            max(self.held, other.held),
+            max((ms for ms in (self.await_ms, other.await_ms) if ms is not None), default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """From `at` (ms since the epoch) on. `first`: the guard was just started, and knows of nothing before."""
+
+    at: int
+    seen: Seen
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What pressure says and does now, beyond a Seen; `evidence` is "" where it is of no trouble any more."""
+
+    evidence: str
+    configured: int | None  # cap
+    frozen: int = 0  # turns that stand still
+    tightened: int | None = None  # bytes/s that all turns may write together
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """The disk was not calm from `at` to `until` (ms since the epoch; None: it still is), and what was done.
+
+    `level` and `evidence` are those of its worst moment; `cap` is the lowest, `frozen` the most at a time.
+    """
+
+    at: int
+    until: int | None
+    level: int
+    evidence: str
+    cap: int | None
+    configured: int | None
+    frozen: int
+    tightened: int | None
+
+
+class History:
+    """The points and incidents in memory, oldest first."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=POINTS_KEPT)
+        self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
+        self._last = Seen()  # the last look
+        self._grain = 0  # of which it was
+        self._begun = False
+
+    def known(self) -> list[Point]:
+        """The points, and what holds after the last of them."""
+        points = list(self.points)
+        if points and _lasting(points[-1].seen) != self._last:
+            points.append(Point(self._grain + GRAIN, self._last))
+        return points
+
+    def note(self, now: int, seen: Seen, trouble: Trouble) -> None:
+        """One look at `now`, in ms since the epoch."""
+        if seen == self._last and _grain(now) == self._grain and seen.level == 0:
+            return  # as most are
+        self._note_point(now, seen)
+        self._note_incident(now, seen, trouble)
+        self._last, self._grain = _lasting(seen), _grain(now)
+
+    def _note_point(self, at: int, seen: Seen) -> None:
+        grain = _grain(at)
+        while self.points and _grain(self.points[-1].at) > grain:
+            self.points.pop()  # the clock was set back
+        if not self._begun or not self.points:
+            # Not at its beginning: the guard before this one may have noted the same one.
+            self.points.append(Point(grain if self._begun else at, seen, first=not self._begun))
+            self._begun = True
+            return
+        last = self.points[-1]
+        if _grain(last.at) == grain:
+            self.points[-1] = replace(last, seen=last.seen.worst(seen))
+            return
+        after = self.known()[-1]
+        if last.at < after.at < grain:
+            self.points.append(after)
+            last = after
+        # No point for an earlier look of this grain: then the last one's was as bad.
+        now = (_lasting(last.seen) if self._grain == grain else self._last).worst(seen)
+        if now.await_ms is not None or now != _lasting(last.seen):
+            self.points.append(Point(grain, now))
+
+    def _note_incident(self, now: int, seen: Seen, trouble: Trouble) -> None:
+        known = self.incidents[-1] if self.incidents else None
+        if known is not None and known.until is not None and not 0 <= now - known.until < APART_MS:
+            known = None
+        if seen.level == 0:
+            if known is not None and known.until is None:
+                self.incidents[-1] = replace(known, until=now)
+            return
+        if known is None:
+            known = Incident(now, None, 0, "", None, trouble.configured, 0, None)
+            self.incidents.append(known)
+        worse = seen.level > known.level or (seen.level == known.level and trouble.evidence)
+        self.incidents[-1] = replace(
+            known,
+            until=None,
+            level=max(known.level, seen.level),
+            evidence=trouble.evidence if worse else known.evidence,
+            cap=Seen(cap=known.cap).worst(seen).cap,
+            frozen=max(known.frozen, trouble.frozen),
+            tightened=trouble.tightened if trouble.tightened is not None else known.tightened,
+        )
+
+
+def _grain(at: int) -> int:
+    return at - at % GRAIN
+
+
+def _lasting(seen: Seen) -> Seen:
+    return replace(seen, await_ms=None)
+
+
+def coarse(points: Sequence[Point], width: int) -> Iterator[Point]:
+    """The points, one in each `width` ms: the worst, and what holds after it, if that is not as bad."""
+    group: list[Point] = []
+    for point, after in pairwise([*points, None]):
+        assert point is not None
+        group.append(point)
+        end = point.at - point.at % width + width
+        if after is not None and after.at < end and not after.first:
+            continue
+        worst = _worst(one.seen for one in group)
+        yield Point(group[0].at, worst, group[0].first)
+        if _lasting(worst) != _lasting(point.seen) and (after is None or after.at > end):
+            yield Point(end, _lasting(point.seen))
+        group = []
+
+
+def _worst(seen: Iterable[Seen]) -> Seen:
+    first, *rest = seen
+    for one in rest:
+        first = first.worst(one)
+    return first
+
+
+def steps(points: Sequence[Point], begin: int, width: int, count: int) -> list[Seen | None]:
+    """The worst of each of `count` spans of `width` ms from `begin` on; None: nothing is known of it.
+
+    Points are in order of time. From the last one before a start of the guard to that start nothing ran.
+    """
+    found: list[Seen | None] = []
+    carried: Seen | None = None
+    at = 0
+    while at < len(points) and points[at].at < begin:
+        carried = _lasting(points[at].seen)
+        at += 1
+    for end in range(begin + width, begin + width * count + 1, width):
+        inside = []
+        carry = carried
+        if at < len(points) and points[at].first and carry is not None:
+            carry = Seen(cap=carry.cap)
+        if carry is not None and not (at < len(points) and points[at].at == end - width):
+            inside.append(carry)
+        while at < len(points) and points[at].at < end:
+            inside.append(points[at].seen)
+            carried = _lasting(points[at].seen)
+            at += 1
+        found.append(_worst(inside) if inside else None)
+    return found

@@ -1,0 +1,1 @@
+"""A turn from its scope to its end."""

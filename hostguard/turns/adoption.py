@@ -1,0 +1,311 @@
+"""The session processes of resident minds: which turn's scope each is in, and the way home.
+
+A mind's server runs in a cgroup of its own, its home, and is never moved. The processes that do the work of
+a session are its children. While a session has a turn they are in the turn's scope, so that its limits bind
+them, and what they start is born there; then they go home. Nothing tells of a new process in a cgroup (the
+kernel's proc connector is not there in a container), so home is looked at: soon after a message was posted,
+whenever the mind tells something, and once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hostguard.core.model import Mind
+from hostguard.linux.cgroup import populated
+from hostguard.linux.process import (
+    Process,
+    members,
+    process,
+    storage,
+)
+from hostguard.systemd.client import Systemd
+from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.turns import process_sessions
+from hostguard.turns.mind_server import Server, Servers, attach
+
+log = logging.getLogger(__name__)
+
+LOOKS_S = (0.0, 0.02, 0.06, 0.15, 0.4)  # after a POST; then every EVERY_S
+EVERY_S = 1.0
+HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: look again
+FREEZE_TRY = 3  # one that does nothing but fork and leave is never caught running
+FORGET_MIN = 100  # processes that are remembered before one looks which are dead
+AGAIN_S = 1.0  # systemd does not answer, or no descriptor is free: the way home is tried again
+BUSY = 0.01  # of one CPU: a process that only waits uses less
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a scope's processes had used at a time: time.monotonic(), seconds of CPU, bytes of storage."""
+
+    at: float
+    cpu_s: float
+    moved: int
+
+
+@dataclass(eq=False)
+class Visit:
+    """A turn's scope: the session's processes are, or will be, in it."""
+
+    unit: str
+    mind: Mind
+    session: str
+    anchor: int
+    scope: Path
+    server: Server | None = None
+    adopted: bool = False  # some process was in it, beside the anchor
+    refused: bool = False  # systemd did not move a process, which is told once
+    looks: int = 0
+    looked: float = -1.0  # time.monotonic()
+    timer: asyncio.TimerHandle | None = None
+    last: Seen | None = None  # when it was last busy
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def works_for(self) -> tuple[str, str]:
+        """The mind and the session."""
+        return self.mind.name, self.session
+
+    def guests(self) -> list[int]:
+        """Processes in the scope, or below it, beside the anchor."""
+        folders = [Path(folder) for folder, _, _ in os.walk(self.scope)]
+        return [pid for folder in folders for pid in members(folder) if pid != self.anchor]
+
+
+class Adopter:
+    """Moves processes. `on_died` hears of a server's death; `cgroup` tells a scope's folder."""
+
+    def __init__(
+        self, systemd: Systemd, on_died: Callable[[str], None], cgroup: Callable[[str, str], Path]
+    ) -> None:
+        self._systemd = systemd
+        self._cgroup = cgroup
+        self._servers = Servers(systemd, on_died)
+        self._visits: dict[str, Visit] = {}  # by unit, the youngest last
+        self._sessions = process_sessions.load()  # the mind and session that each process works for
+        self._kept = dict(self._sessions)
+        self._keeping = asyncio.Lock()
+        self._forget_at = FORGET_MIN  # processes
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- a turn
+
+    async def begin(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
+        """Adopt the session's processes into the scope, and go on looking for more until `end`.
+
+        The scope may be one that an earlier guard filled.
+        """
+        visit = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
+        self._visits.pop(unit, None)  # one that was tried again is the youngest, too
+        self._visits[unit] = visit
+        await self._adopt(visit)
+
+    def look(self, mind: str) -> None:
+        """Look for new processes of the mind now; not more often than the second look follows the first."""
+        for visit in self._visits.values():
+            if visit.mind.name == mind:
+                visit.looks = 0
+                self._look_in(visit, max(LOOKS_S[0], visit.looked + LOOKS_S[1] - time.monotonic()))
+
+    async def end(self, unit: str) -> list[int]:
+        """Move the scope's processes home and end its anchor; the processes that could not be moved."""
+        visit = self._visits.pop(unit, None)
+        if visit is None:
+            return []
+        if visit.timer is not None:
+            visit.timer.cancel()
+        async with visit.moving:  # what is being adopted is in the scope by then
+            left = await self._send_home(visit)
+        # One that is given up would have its slot for ever.
+        while not _kill(visit.anchor, visit.scope):  # noqa: ASYNC110
+            await asyncio.sleep(AGAIN_S)
+        self._forget_dead()
+        await self._keep()
+        return left
+
+    # -- how busy
+
+    def idle_ms(self, unit: str) -> int:
+        """ms since the turn's processes did something, as far as can be seen between two askings.
+
+        They do if they use more than BUSY of a CPU, read from or write to storage, or wait for it: on a card
+        that is stalled a process at work uses no CPU at all.
+        """
+        visit = self._visits.get(unit)
+        if visit is None:
+            return 0
+        now, used, guests = time.monotonic(), self._cpu_s(visit), visit.guests()
+        moved = sum(sum(storage(pid) or ()) for pid in guests)
+        last = visit.last
+        waits = any(found.waits for pid in guests if (found := process(pid)) is not None)
+        if last is None or waits or moved != last.moved or used - last.cpu_s > BUSY * (now - last.at):
+            visit.last = last = Seen(now, used, moved)
+        return int((now - last.at) * 1000)
+
+    def stood_still(self, unit: str, seconds: float) -> None:
+        """The turn's processes could not do anything for so long."""
+        visit = self._visits.get(unit)
+        if visit is not None and visit.last is not None:
+            visit.last = replace(visit.last, at=min(visit.last.at + seconds, time.monotonic()))
+
+    def _cpu_s(self, visit: Visit) -> float:
+        used = 0.0
+        with suppress(OSError, ValueError, IndexError):
+            stat = (visit.scope / "cpu.stat").read_text().split()
+            used = int(stat[stat.index("usage_usec") + 1]) / 1e6
+        if not visit.adopted and visit.server is not None:
+            server = process(visit.server.process.pid)
+            used += server.cpu_s if server is not None else 0
+        return used
+
+    def deserted(self, unit: str) -> bool:
+        """Whether the scope had processes, and has none but the anchor now."""
+        visit = self._visits.get(unit)
+        return visit is not None and visit.adopted and not visit.guests()
+
+    # -- the way in
+
+    def _look_in(self, visit: Visit, seconds: float) -> None:
+        if visit.timer is not None:
+            visit.timer.cancel()
+        visit.timer = asyncio.get_running_loop().call_later(seconds, self._look, visit)
+
+    def _look(self, visit: Visit) -> None:
+        visit.timer = None
+        if self._visits.get(visit.unit) is not visit:
+            return
+        if not populated(visit.scope):  # the turn ended without us: its scope was stopped
+            del self._visits[visit.unit]
+            self._forget_dead()
+        elif not visit.moving.locked():
+            task = asyncio.create_task(self._adopt(visit))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _adopt(self, visit: Visit) -> None:
+        async with visit.moving:
+            if self._visits.get(visit.unit) is not visit:  # it ended while this waited
+                return
+            visit.looked = time.monotonic()
+            if visit.server is None or not visit.server.serving or not visit.server.alive():
+                visit.server = await self._servers.find(visit.mind)
+            try:
+                pids = self._wanted(visit, visit.server) if visit.server is not None else []
+                if pids:
+                    await attach(self._systemd, visit.unit, pids)
+            except (SystemdError, SystemdLost) as error:
+                if not visit.refused:
+                    log.warning("%s: processes are not adopted: %s", visit.unit, error)
+                visit.refused = True
+        visit.adopted = visit.adopted or bool(visit.guests())
+        await self._keep()
+        if self._visits.get(visit.unit) is visit:
+            visit.looks = min(visit.looks + 1, len(LOOKS_S))
+            due = EVERY_S if visit.looks == len(LOOKS_S) else LOOKS_S[visit.looks] - LOOKS_S[visit.looks - 1]
+            self._look_in(visit, due)
+
+    def _wanted(self, visit: Visit, server: Server) -> list[int]:
+        """Processes at home that belong in the scope: the session's, and new ones if no turn is younger."""
+        self._visits = {unit: at for unit, at in self._visits.items() if at is visit or populated(at.scope)}
+        name = visit.mind.name
+        youngest = [other for other in self._visits.values() if other.mind.name == name][-1:]
+        wanted = []
+        for found in server.workers(lambda known: self._sessions.get(known, ("", ""))[0] == name):
+            works_for = self._works_for(found, server)
+            if works_for is None and youngest == [visit]:
+                works_for = visit.works_for
+            if works_for is not None:
+                self._sessions[found] = works_for
+            if works_for == visit.works_for:
+                wanted.append(found.pid)
+        return wanted
+
+    def _works_for(self, found: Process, server: Server) -> tuple[str, str] | None:
+        """The mind and session that the process is known to work for, or the process that started it."""
+        if found in self._sessions:
+            return self._sessions[found]
+        started_by = (self._sessions.get(above) for above in server.ancestors(found))
+        return next((known for known in started_by if known is not None), None)
+
+    # -- the way home
+
+    async def _send_home(self, visit: Visit) -> list[int]:
+        """The processes that are left in the scope, beside the anchor."""
+        server, tries = visit.server or await self._servers.find(visit.mind), 0
+        while (guests := visit.guests()) and tries < HOME_TRIES:
+            self._learn(visit)
+            if server is None or not server.alive():
+                break
+            ours = [known.pid for pid in guests if (known := process(pid)) is not None and server.had(known)]
+            if not ours:
+                break
+            if tries == FREEZE_TRY:
+                await asyncio.to_thread(_freeze, visit.scope, True)
+            try:
+                await server.take_home(self._systemd, ours)  # who leaves a frozen scope thaws
+                tries += 1
+            except SystemdLost:  # the turn goes on until systemd is back
+                await asyncio.sleep(AGAIN_S)
+        if guests and tries >= FREEZE_TRY:
+            await asyncio.to_thread(_freeze, visit.scope, False)
+        return visit.guests()
+
+    def _learn(self, visit: Visit) -> None:
+        """What is in the scope works for its session, also what was born there."""
+        for pid in visit.guests():
+            found = process(pid)
+            if found is not None:
+                self._sessions[found] = visit.works_for
+
+    def _forget_dead(self) -> None:
+        if len(self._sessions) > self._forget_at:  # with many minds at each end it would take long
+            self._sessions = {
+                known: at for known, at in self._sessions.items() if process(known.pid) == known
+            }
+            self._forget_at = 2 * len(self._sessions) + FORGET_MIN
+
+    async def _keep(self) -> None:
+        async with self._keeping:
+            if self._sessions == self._kept:
+                return
+            self._kept = dict(self._sessions)
+            try:
+                await asyncio.to_thread(process_sessions.store, self._kept)
+            except OSError as error:
+                log.warning("which session each process works for is not kept: %s", error)
+
+    def close(self) -> None:
+        """Follow nothing any more. Processes stay where they are."""
+        for visit in self._visits.values():
+            if visit.timer is not None:
+                visit.timer.cancel()
+        self._servers.close()
+
+
+def _freeze(scope: Path, frozen: bool) -> None:
+    with suppress(OSError):
+        (scope / "cgroup.freeze").write_text("1" if frozen else "0")
+
+
+def _kill(anchor: int, scope: Path) -> bool:
+    """End the anchor, if it is what has its pid. False if that cannot be told now: no descriptor is free."""
+    try:
+        pidfd = os.pidfd_open(anchor)
+        try:
+            if str(anchor) in (scope / "cgroup.procs").read_text().split():
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True

@@ -1,0 +1,66 @@
+"""The exit record of a turn: the file in which its stub writes how its command started and ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hostguard.core import paths
+from hostguard.core.outcome import ACCOUNT, Record
+
+RECORD_MAX = 128 << 10  # bytes of a record that are read
+
+OUTPUT = "output"  # the line of a record after which a script's output stands
+
+OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
+
+
+def record_path(turn: str) -> Path:
+    """The turn's exit record, written by its stub."""
+    return paths.TURNS / turn
+
+
+def begin_record(turn: str) -> None:
+    """Make the empty record of a turn that is about to start. Raises OSError."""
+    paths.TURNS.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
+    os.close(os.open(record_path(turn), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+
+
+def forget(turn: str) -> None:
+    """Remove the turn's record, once its end is in the database."""
+    record_path(turn).unlink(missing_ok=True)
+
+
+def read_record(turn: str) -> Record | None:
+    """The turn's record; None if there is none (the host was restarted)."""
+    try:
+        with record_path(turn).open("rb") as file:
+            text = file.read(RECORD_MAX).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+    return parse_record(text)
+
+
+def parse_record(text: str) -> Record:
+    """Read a record, which the mind's user could have written to: what makes no sense is left out."""
+    released, not_started = False, None
+    numbers: dict[str, int] = {}
+    lines, _, output = text.partition(f"\n{OUTPUT}\n")
+    for line in lines[:4096].splitlines():
+        key, _, value = line.partition(" ")
+        if key == "started":
+            released = True
+        elif key == "not_started":
+            not_started = value
+        elif value.isdecimal() and len(value) < 20:
+            numbers[key] = int(value)
+    account = {key: numbers[key] for key in ACCOUNT if key in numbers}
+    return Record(
+        released,
+        not_started,
+        numbers.get("exit"),
+        numbers.get("signal"),
+        account,
+        numbers.get("anchor"),
+        output[:OUTPUT_MAX],
+    )

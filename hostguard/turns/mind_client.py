@@ -1,0 +1,124 @@
+"""The guard's HTTP client for resident minds: one POST, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hostguard.core.model import Delivery, Mind
+
+if TYPE_CHECKING:
+    import httpx
+
+# volute.md: what a mind of today is given by its own daemon, from the connection to the answer's head.
+POST_S = 120.0
+BODY_S = 5.0  # for the answer's body, which only tells why
+CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
+REPLY_MAX = 64 << 10  # bytes of an answer that are read
+# What httpx would import, on the event loop, when it first connects: by its version the one or the other.
+LATE = ("httpcore.backends.asyncio", "httpcore._backends.anyio")
+
+
+class Outcome(StrEnum):
+    """What came of a POST."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"  # an answer that is no success, or none: the attempt counts
+    DOWN = "down"  # nobody listens: no failure of the message
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """The outcome, and why in words."""
+
+    outcome: Outcome
+    text: str = ""
+
+
+def key(row: Delivery) -> str:
+    """The Idempotency-Key of a row: the same at each attempt, and of no other row, even in a new database."""
+    return f"hostguard-{row.id}-{row.created_at}"
+
+
+class Postman:
+    """One client for all minds, from when `open` is called."""
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    def open(self) -> None:
+        """Have the client ready. httpx costs 65 ms and 7 MB: only a host with a resident mind pays them.
+
+        Blocks: reads modules from the disk.
+        """
+        if self._client is not None:
+            return
+        import httpx
+
+        for module in LATE:
+            with suppress(ImportError):
+                import_module(module)
+        self._client = httpx.AsyncClient(
+            verify=False,  # noqa: S501  # minds have http only: no certificates to read
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+        )
+
+    async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
+        """POST the message. Does not raise."""
+        import httpx
+
+        self.open()
+        assert self._client is not None
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": key(row),
+            "X-Hostguard-Turn": turn,
+        }
+        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+        try:
+            request = self._client.build_request("POST", f"{mind.url}/message", content=raw, headers=headers)
+            # Not asyncio.timeout: anyio 3, after a slow connect, leaves a cancellation of its own counted in
+            # the task, which that takes for somebody else's.
+            answer = await asyncio.wait_for(self._client.send(request, stream=True), POST_S)
+            async with aclosing(answer):  # its status tells what came of it, whatever becomes of the body
+                said = await _start_of(answer)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return Posted(Outcome.DOWN, f"{mind.url} takes no connections ({error})")
+        except TimeoutError:
+            return Posted(Outcome.REFUSED, f"no answer within {POST_S:.0f} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Posted(Outcome.REFUSED, f"the connection broke: {error or type(error).__name__}")
+        if answer.is_success:
+            return Posted(Outcome.TAKEN)
+        return Posted(Outcome.REFUSED, f"HTTP {answer.status_code}{f': {said}' if said else ''}")
+
+    async def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            await self._client.aclose()
+
+
+async def _start_of(answer: httpx.Response) -> str:
+    """The body's first words, as far as they come within BODY_S."""
+    import httpx
+
+    raw = bytearray()
+
+    async def read() -> None:
+        async for chunk in answer.aiter_raw():
+            raw.extend(chunk)
+            if len(raw) > REPLY_MAX:
+                break
+
+    with suppress(httpx.HTTPError, TimeoutError):
+        await asyncio.wait_for(read(), BODY_S)
+    return " ".join(raw[:200].decode(errors="replace").split())

@@ -1,0 +1,38 @@
+"""Which mind and session each process works for, kept in a file while the guard restarts.
+
+The file is in the runtime folder: like the processes it is gone after a reboot.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+
+from hostguard.core import paths
+from hostguard.linux.process import Process, process
+
+log = logging.getLogger(__name__)
+
+
+def load() -> dict[Process, tuple[str, str]]:
+    """(mind, session) of the processes that live still."""
+    try:
+        rows = json.loads(paths.SESSIONS.read_bytes())
+        told = {int(pid): (started, str(mind), str(session)) for pid, started, mind, session in rows}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s: %s; what is new in a turn counts as its session's", paths.SESSIONS, error)
+        return {}
+    alive = (process(pid) for pid in told)
+    return {known: told[known.pid][1:] for known in alive if known and told[known.pid][0] == known.started}
+
+
+def store(sessions: Mapping[Process, tuple[str, str]]) -> None:
+    """Write the file. Raises OSError."""
+    rows = [[known.pid, known.started, *works_for] for known, works_for in sessions.items()]
+    new = paths.SESSIONS.with_suffix(".new")
+    new.write_text(json.dumps(rows))
+    os.replace(new, paths.SESSIONS)

@@ -1,0 +1,116 @@
+"""What a mind is told of a delivery."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rows import row
+
+from hostguard.core import payload
+from hostguard.core.model import Kind
+
+MINUTE = 60_000
+
+
+def raw(content="hi", **more):
+    return json.dumps(
+        {"content": content, "channel": None, "sender": "bob", "interrupt": False, **more}
+    ).encode()
+
+
+def resident(content="hi", waited=0, behind=None, instructions=None, kind=Kind.MESSAGE, **more):
+    return payload.for_resident(row(kind=kind), raw(content, **more), waited, behind, instructions)
+
+
+def executed(content="hi", waited=0, behind=None, **more):
+    return json.loads(payload.for_exec(row(), raw(content, **more), waited, behind))
+
+
+def test_the_session_is_the_rows():
+    assert resident(session="main")["session"] == executed(session="main")["session"] == "s"
+
+
+@pytest.mark.parametrize(
+    ("given", "channel", "is_dm"),
+    [
+        ({}, "@bob", True),
+        ({"sender": None}, "@hostguard", True),
+        ({"channel": "#x"}, "#x", None),
+        ({"channel": "discord:general", "isDM": False}, "discord:general", False),
+        ({"isDM": False}, "@bob", False),
+    ],
+)
+def test_a_message_to_no_channel_is_a_direct_one(given, channel, is_dm):
+    told = resident(**given)
+    assert (told["channel"], told.get("isDM")) == (channel, is_dm)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("hi", "hi"), ([{"type": "text", "text": "a"}], [{"type": "text", "text": "a"}]), ({"a": 1}, '{"a": 1}'), (7, "7"), ([1], "[1]")],
+)  # fmt: skip
+def test_content_that_a_resident_mind_does_not_read_is_json(content, told):
+    assert resident(content)["content"] == told
+    assert executed(content)["content"] == content
+
+
+def test_only_fields_of_the_contract_are_told_to_a_resident_mind():
+    assert set(resident(whileSleeping="skip", own="x", participants=["a"])) == {
+        "content", "channel", "sender", "session", "interrupt", "isDM", "participants",
+    }  # fmt: skip
+
+
+def test_instructions_of_the_session_and_of_the_message_are_both_told():
+    assert resident(instructions="be brief")["instructions"] == "be brief"
+    both = payload.for_resident(row(), raw(instructions="now"), 0, None, "be brief")
+    assert both["instructions"] == "be brief\nnow"
+
+
+@pytest.mark.parametrize(
+    ("waited", "behind", "note"),
+    [
+        (MINUTE, "x.scope", None),
+        (MINUTE + 1, "x.scope", "[hostguard held this message for 1 min 0 s, behind x.scope]"),
+        (200_000, None, "[hostguard held this message for 3 min 20 s]"),
+        (200_000, "ada sleeps", "[hostguard held this message for 3 min 20 s: ada sleeps]"),
+        (
+            2 * 3_600_000 + 5 * MINUTE,
+            "x.scope",
+            "[hostguard held this message for 2 h 5 min, behind x.scope]",
+        ),
+    ],
+)
+def test_a_long_wait_is_told_in_the_content(waited, behind, note):
+    prefix = f"{note}\n" if note else ""
+    assert (
+        executed("hi", waited, behind)["content"]
+        == resident("hi", waited, behind)["content"]
+        == f"{prefix}hi"
+    )
+    parts = [{"type": "image", "media_type": "image/png", "data": ""}]
+    told = [{"type": "text", "text": note}] if note else []
+    assert (
+        executed(parts, waited, behind)["content"]
+        == resident(parts, waited, behind)["content"]
+        == told + parts
+    )
+    batch = {"channels": {"#a": [{"content": "one"}, {"content": "two"}], "#b": [{"content": "three"}]}}
+    got = resident(None, waited, behind, kind=Kind.BATCH, batch=batch)["batch"]["channels"]
+    assert [m["content"] for m in [*got["#a"], *got["#b"]]] == [f"{prefix}one", "two", "three"]
+
+
+def test_a_long_wait_is_told_beside_content_that_is_no_text():
+    told = executed({"a": 1}, 90_000, "x.scope")
+    assert told["content"] == {"a": 1}
+    assert told["held"] == {"ms": 90_000, "behind": "x.scope"}
+    assert "held" not in executed({"a": 1}, MINUTE)
+    # A resident mind reads data as text, with the note before it.
+    note = "[hostguard held this message for 1 min 30 s, behind x.scope]"
+    assert resident({"a": 1}, 90_000, "x.scope")["content"] == f'{note}\n{{"a": 1}}'
+
+
+def test_a_line_of_a_file_is_one_line():
+    line = payload.file_line(row(), raw("two\nlines"))
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {"at": 1000, "channel": "@bob", "sender": "bob", "content": "two\nlines"}

@@ -1,0 +1,208 @@
+"""What a schedule sends, and how long one is kept."""
+
+import asyncio
+import logging
+
+import pytest
+from scheduling import DAY, HOUR, MINUTE, NOON, Host, beat, key, run
+from until import until
+
+from hostguard.core.errors import Problem
+from hostguard.core.model import Kind, Schedule, State
+from hostguard.delivery.schedules import FIRED, KEPT
+from hostguard.gate.policy import sleep_key
+
+
+def test_aligned_schedules_fire_each_once(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat("ann"), beat("bob"), beat("cat")) as host:
+            assert await host.rows() == []  # what would have been due before it was there
+            await host.at(NOON + HOUR)
+            await host.at(NOON + HOUR + 1)
+            rows = await host.rows()
+            assert sorted(row.mind for row in rows) == ["ann", "bob", "cat"]
+            assert {(row.kind, row.session, row.sender, row.channel) for row in rows} == {
+                (Kind.SCHEDULE, "main", "volute", "@volute")
+            }
+            assert await host.payload(rows[0]) == {
+                "content": f"[beat-{rows[0].mind}] go", "channel": "@volute", "sender": "volute", "isDM": True,
+                "participants": ["volute", rows[0].mind], "interrupt": False,
+            }  # fmt: skip
+            assert host.manager.backlog.total("bob") == 1  # the gate has it
+            assert host.scheduler.times("beat-bob") == (NOON + 2 * HOUR, NOON + HOUR)
+
+    run(main())
+
+
+def test_a_row_and_its_note_are_one_transaction(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+
+            def refuse(db):
+                db.execute("CREATE TRIGGER t BEFORE UPDATE ON settings BEGIN SELECT RAISE(ABORT, 'no'); END")
+
+            await host.queue.write(refuse)
+            await host.at(NOON + HOUR)
+            assert await host.rows() == []
+            assert "cannot fire" in caplog_text()
+            await host.queue.write(lambda db: db.execute("DROP TRIGGER t"))
+            await host.at(NOON + HOUR + 9_000)
+            assert await host.rows() == []  # not before AGAIN_MS
+            await host.at(NOON + HOUR + 10_000)
+            assert await host.keys() == [key(NOON + HOUR)]
+
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+
+    def caplog_text():
+        return "\n".join(lines)
+
+    logging.getLogger("hostguard.delivery.schedules").addHandler(handler)
+    run(main())
+
+
+def test_new_sessions_and_scripts(tmp_path):
+    script = Schedule("probe", "bob", cron="0 * * * *", script="df -h", session="$new", timezone="UTC")
+
+    async def main():
+        async with Host(tmp_path, beat(session="$new"), script) as host:
+            await host.at(NOON + HOUR)
+            await host.at(NOON + 2 * HOUR)
+            rows = await host.rows()
+            plain = [row for row in rows if row.kind is Kind.SCHEDULE]
+            probes = [row for row in rows if row.kind is Kind.SCRIPT]
+            assert [len(plain), len(probes)] == [2, 2]
+            assert len({row.session for row in rows}) == 4
+            assert all(row.session.startswith("new-") for row in plain)
+            assert all(row.session.startswith("$script:probe:new-") for row in probes)
+            assert (await host.payload(probes[0]))["script"] == "df -h"
+
+    run(main())
+
+
+def test_a_kept_time_of_its_own_removes_itself(tmp_path):
+    async def main():
+        async with Host(tmp_path) as host:
+            await host.scheduler.add(Schedule("tea", "bob", at=NOON + HOUR, message="tea"))
+            assert host.scheduler.times("tea") == (NOON + HOUR, None)
+            assert list(await host.settings(KEPT)) == [KEPT + "tea"]
+        async with Host(tmp_path, now=NOON + 9 * DAY) as host:  # it was down at the time
+            assert await host.keys() == [key(NOON + HOUR, "tea")]
+            assert await host.settings(KEPT) == await host.settings(FIRED) == {}
+            assert host.scheduler.all() == {}
+        async with Host(tmp_path, now=NOON + 9 * DAY) as host:
+            assert len(await host.rows()) == 1
+
+    run(main())
+
+
+def test_a_configured_time_of_its_own_is_remembered(tmp_path):
+    tea = Schedule("tea", "bob", at=NOON + HOUR, message="tea")
+
+    async def main():
+        async with Host(tmp_path, tea) as host:
+            await host.at(NOON + HOUR)
+            await host.reload()
+            await host.reload(tea)  # taken out and back in: meant anew
+            assert len(await host.rows()) == 1  # the key still knows
+        async with Host(tmp_path, tea, now=NOON + DAY) as host:
+            assert len(await host.rows()) == 1
+            await host.reload(Schedule("tea", "bob", at=NOON + 2 * DAY, message="tea"))
+            await host.at(NOON + 2 * DAY)
+            assert len(await host.rows()) == 2
+
+    run(main())
+
+
+def test_kept_schedules_come_back_and_go(tmp_path):
+    async def main():
+        async with Host(tmp_path) as host:
+            await host.scheduler.add(beat())
+            await host.idle()
+            await host.at(NOON + HOUR)
+        async with Host(tmp_path, now=NOON + 2 * HOUR) as host:
+            assert await host.keys() == [key(NOON + HOUR), key(NOON + 2 * HOUR)]
+            await host.scheduler.remove("beat-bob")
+            await host.at(NOON + 3 * HOUR)
+            assert len(await host.rows()) == 2
+            assert await host.settings(KEPT) == await host.settings(FIRED) == {}
+
+    run(main())
+
+
+def test_nothing_is_written_while_nothing_is_due(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+            before = await host.queue.read(lambda db: db.execute("PRAGMA data_version").fetchone())
+            for minute in range(1, 60):
+                await host.at(NOON + minute * MINUTE)
+            await host.reload(beat())
+            assert await host.queue.read(lambda db: db.execute("PRAGMA data_version").fetchone()) == before
+
+    run(main())
+
+
+def test_a_sleeping_mind(tmp_path):
+    async def main():
+        schedules = [
+            beat(name="no", while_sleeping="skip"), beat(name="later", while_sleeping="queue"),
+            beat(name="now", while_sleeping="trigger-wake"),
+        ]  # fmt: skip
+        async with Host(tmp_path, *schedules) as host:
+            host.manager.policy.set(sleep_key("bob"), {"since": NOON, "until": None})
+            await host.at(NOON + HOUR)
+            assert {row.key.split(":")[1]: row.state for row in await host.rows()} == {
+                "no": State.SKIPPED, "later": State.QUEUED, "now": State.QUEUED,
+            }  # fmt: skip
+            assert list(await host.settings("woken.")) == ["woken.mind.bob"]
+            await host.at(NOON + HOUR + 1)
+            assert len(await host.rows()) == 3  # the skipped one is dealt with, too
+
+    run(main())
+
+
+def test_run_now_changes_no_time(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+            await host.scheduler.run_now(beat())
+            accepted = await host.scheduler.run_now(beat())
+            assert [row.key for row in accepted.rows] == [None]
+            assert len(await host.rows()) == 2
+            assert host.scheduler.times("beat-bob") == (NOON + HOUR, None)
+
+    run(main())
+
+
+def test_a_message_that_is_too_large_is_not_kept(tmp_path):
+    async def main():
+        async with Host(tmp_path) as host:
+            with pytest.raises(Problem, match="payload_max"):
+                await host.scheduler.add(Schedule("big", "bob", cron="@daily", message="x" * (1 << 21)))
+            assert host.scheduler.all() == {}
+
+    run(main())
+
+
+def test_a_schedule_is_looked_at_once_at_a_time(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+            host.now = NOON + HOUR
+            host.scheduler.check()
+            host.scheduler.check()
+            assert len(host.manager._tasks) == 1
+
+    run(main())
+
+
+def test_the_timer_fires_by_itself(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+            host.now = NOON + HOUR - 200
+            host.scheduler.check()
+            await asyncio.sleep(0.05)
+            host.now = NOON + HOUR
+            await until(lambda: host.scheduler.times("beat-bob")[1])
+            assert len(await host.rows()) == 1
+
+    run(main())

@@ -1,0 +1,254 @@
+"""How a mind is put to sleep, and what a restart leaves of that."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from played import OK
+from sleeping_host import DOWN, HOUR, MINDS, Host, on_host
+
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import Problem
+from hostguard.core.model import Config, Kind, Reason
+from hostguard.gate import control
+from hostguard.gate.policy import sleep_key, woken_key
+from hostguard.store import deliveries
+
+
+def test_a_mind_is_told_first_and_sleeps_when_that_turn_is_over(tmp_path):
+    async def work(host):
+        await host.sleep(until=now_ms() + HOUR)
+        [row] = await host.rows(Kind.LIFECYCLE)
+        assert "You are about to sleep until" in await host.content(row)
+        assert host.live() == [row.id]
+        assert not host.asleep()
+        later = await host.send(whileSleeping="queue")
+        await host.end()
+        assert host.asleep()
+        assert host.live() == [], "what came later waits, and had no slot in between"
+        assert host.manager.verdict(later.row).reason is Reason.ASLEEP
+        stored = await host.stored()
+        assert stored[sleep_key("bob")]["since"] > 0
+        assert stored[sleep_key("bob")]["until"] > now_ms()
+        assert len(host.told("asleep")) == 1
+
+    on_host(tmp_path, work)
+
+
+def test_rows_before_it_go_first(tmp_path):
+    async def work(host):
+        first = [(await host.send(session=f"s{i}")).id for i in range(3)]
+        await host.sleep()
+        for id_ in first:
+            assert not host.asleep()
+            assert (await host.end()).id == id_
+        assert (await host.end()).kind is Kind.LIFECYCLE
+        assert host.asleep()
+
+    on_host(tmp_path, work)
+
+
+def test_a_turn_beside_it_goes_on_and_none_begins(tmp_path):
+    async def work(host):
+        long = await host.send("two", session="long")
+        await host.sleep("two")
+        [notice] = await host.rows(Kind.LIFECYCLE)
+        later = await host.send("two", session="later", whileSleeping="queue")
+        assert host.live() == [long.id, notice.id]
+        host.manager.runner.end([*host.manager.runner.live][1], OK)
+        await host.idle()
+        assert host.asleep("two")
+        assert host.live() == [long.id]
+        await host.end()
+        assert host.live() == []
+        await host.wake("two")
+        assert host.live()[0] == later.id
+
+    on_host(tmp_path, work)
+
+
+def test_a_message_that_is_given_back_is_still_to_come(tmp_path):
+    async def work(host):
+        await host.sleep()
+        await host.end(DOWN)
+        assert not host.asleep()
+        assert host.manager.backlog.total("bob") == 1
+
+    on_host(tmp_path, work)
+
+
+def test_a_mind_that_can_be_told_nothing_sleeps_at_once(tmp_path):
+    async def work(host):
+        await host.sleep("run")
+        assert host.asleep("run")
+        host.manager.policy.config = Config(minds=MINDS, rows_per_mind=1)
+        await control.pause(host.manager, "bob", True)
+        await host.send()
+        await host.sleep("bob")
+        assert host.asleep("bob"), "its queue is full"
+        assert await host.rows(Kind.LIFECYCLE) == []
+        await host.wake("bob")
+        assert not host.asleep("bob")
+        assert await host.rows(Kind.WAKE) == []
+
+    on_host(tmp_path, work)
+
+
+def test_a_message_that_is_cancelled_is_not_waited_for(tmp_path):
+    async def work(host):
+        await control.pause(host.manager, "bob", True)
+        await host.sleep()
+        [row] = await host.rows(Kind.LIFECYCLE)
+        assert row.expires_at > now_ms(), "nor is one that cannot start"
+        await control.cancel(host.manager, row.id)
+        host.sleeper.check()
+        assert host.asleep()
+
+    on_host(tmp_path, work)
+
+
+def test_until_can_be_changed_and_is_in_the_future(tmp_path):
+    async def work(host):
+        with pytest.raises(Problem, match="in the past"):
+            await host.sleep(until=now_ms() - 1)
+        with pytest.raises(Problem, match="no mind zoe"):
+            await host.sleep("zoe")
+        await host.fall_asleep()
+        later = now_ms() + HOUR
+        await host.sleep(until=later)
+        assert (await host.stored())[sleep_key("bob")]["until"] == later
+        assert len(await host.rows(Kind.LIFECYCLE)) == 1
+        assert host.asleep()
+
+    on_host(tmp_path, work)
+
+
+def test_until_can_be_changed_while_the_mind_falls_asleep(tmp_path):
+    async def work(host):
+        await host.sleep()
+        change = asyncio.create_task(host.sleeper.sleep("bob", now_ms() + HOUR))
+        await asyncio.sleep(0)  # it is being stored
+        host.manager.runner.end(next(iter(host.manager.runner.live)), OK)
+        await change
+        await host.idle()
+        assert host.asleep()
+        stored = (await host.stored())[sleep_key("bob")]
+        assert stored["since"] is not None
+        assert stored["until"] is not None
+
+    on_host(tmp_path, work)
+
+
+@pytest.mark.parametrize("what", ["sleep", "wake"])
+def test_a_card_that_takes_no_write_changes_nothing(tmp_path, what):
+    async def work(host):
+        if what == "wake":
+            await host.fall_asleep()
+        await host.queue.write(
+            lambda db: db.execute(
+                "CREATE TRIGGER t BEFORE INSERT ON deliveries BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        )
+        before = await host.stored()
+        with pytest.raises(Problem, match="bob is as it was"):
+            await getattr(host, what)()
+        await host.idle()
+        assert await host.stored() == before
+        assert host.manager.policy.sleepy("bob") == (what == "wake")
+
+    on_host(tmp_path, work)
+
+
+# -- after a restart
+
+
+def restarted(path, before, after):
+    async def main():
+        async with Host(path) as host:
+            await before(host)
+        async with Host(path) as host:
+            await after(host)
+
+    asyncio.run(main())
+
+
+def test_a_sleeping_mind_sleeps_on(tmp_path):
+    async def before(host):
+        await host.fall_asleep()
+        await host.send(whileSleeping="queue")
+
+    async def after(host):
+        assert host.asleep()
+        assert host.live() == []
+        assert host.manager.backlog.count("bob") == 1
+
+    restarted(tmp_path, before, after)
+
+
+def test_a_mind_goes_on_to_fall_asleep(tmp_path):
+    async def before(host):
+        await control.pause(host.manager, "bob", True)
+        await host.sleep()
+
+    async def after(host):
+        assert not host.asleep()
+        await control.pause(host.manager, "bob", False)
+        await host.idle()
+        assert (await host.end()).kind is Kind.LIFECYCLE
+        assert host.asleep()
+
+    restarted(tmp_path, before, after)
+
+
+def test_a_mind_sleeps_whose_message_ended_meanwhile(tmp_path):
+    async def before(host):
+        await control.pause(host.manager, "bob", True)
+        await host.sleep()
+        await host.queue.write(lambda db: db.execute("UPDATE deliveries SET state = 'done'"))
+
+    async def after(host):
+        assert host.asleep()
+
+    restarted(tmp_path, before, after)
+
+
+def test_a_message_wakes_a_mind_although_the_guard_was_killed(tmp_path):
+    async def before(host):
+        await host.fall_asleep()
+        mark = partial(deliveries.set_setting, name=woken_key("bob"), value=True)
+        await host.queue.write(mark)  # as with the message, before the mind is woken for it
+
+    async def after(host):
+        assert not host.asleep()
+        assert await host.stored() == {woken_key("bob"): {"until": None}}
+
+    restarted(tmp_path, before, after)
+
+
+def test_a_message_that_is_known_already_wakes_nobody(tmp_path):
+    async def before(host):
+        await host.send(key="k")
+        await host.end()
+        await host.fall_asleep()
+        await host.send(key="k")
+        assert host.asleep()
+
+    async def after(host):
+        assert host.asleep()
+
+    restarted(tmp_path, before, after)
+
+
+def test_a_woken_mind_sleeps_again(tmp_path):
+    async def before(host):
+        await host.fall_asleep()
+        await host.send()
+        await host.end()
+
+    async def after(host):
+        assert not host.asleep()
+        await host.until(host.asleep)
+
+    restarted(tmp_path, before, after)

@@ -1,0 +1,59 @@
+"""What the guard times itself does not follow the wall clock when that is set."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from onqueue import acceptor, message, on_queue
+from played import CONFIG, CRASH, Played, Silent
+
+from hostguard.core import clock
+from hostguard.core.model import Kind, Row
+from hostguard.gate import dispatcher, ledger, run_clients
+from hostguard.gate.dispatcher import Manager
+from hostguard.gate.policy import Policy
+from hostguard.gate.run_clients import Callers
+from hostguard.telemetry.events import Events
+
+HOUR = 3_600_000
+
+
+def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_that_was_asked_for_is_not(
+    tmp_path, monkeypatch
+):
+    skew = 0
+    for module in (dispatcher, ledger):
+        monkeypatch.setattr(module, "now_ms", lambda: clock.now_ms() + skew)
+
+    async def work(queue):
+        nonlocal skew
+        guard = Manager(queue, Events(Silent()), lambda: None)
+        guard.policy = Policy(CONFIG, {}, "boot")
+        guard.runner = Played(guard._over)
+        guard.ready = True
+        await acceptor(guard).store(message("a"))
+        await acceptor(guard).store(message("b", not_before=clock.now_ms() + HOUR))
+        await guard.settled(5)
+        guard.runner.end(next(iter(guard.runner.live)), CRASH)
+        assert not len(guard.runner.live)
+        skew = -60_000
+        guard.pump()
+        assert not len(guard.runner.live), "a pause of some seconds may be one of some more"
+        skew = -HOUR
+        guard.pump()
+        await guard.settled(5)
+        assert [turn.live.mind for turn in guard.runner.live] == ["a"]
+
+    on_queue(tmp_path, work)
+
+
+def test_a_run_has_its_time_to_come_back_whatever_the_clock_says(monkeypatch):
+    monkeypatch.setattr(run_clients, "AWAY_S", 0.2)
+    away = Callers()
+    away.park(Row(1, "a", "main", kind=Kind.RUN))
+    monkeypatch.setattr(time, "time", lambda: 1e12)
+    assert away.lost() == []
+    assert 0 < (away.lost_in() or 0) <= 0.2
+    asyncio.run(asyncio.sleep(0.25))
+    assert away.lost() == [1]

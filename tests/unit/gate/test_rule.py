@@ -1,0 +1,206 @@
+"""The gate's rules, by a table, and gate plus backlog against a naive model, by random histories."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hostguard.core.model import (
+    Fold,
+    Hold,
+    HostView,
+    Kind,
+    LiveTurn,
+    MindView,
+    Reason,
+    Row,
+    Start,
+)
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.rule import decide
+
+NOW = 1_000_000
+ROW = Row(7, "x", "main")
+OTHER = LiveTurn("u-other", "x", "other", "1")
+SAME = LiveTurn("u-same", "x", "main", "2")
+INPUT = LiveTurn("u-input", "x", "main", "3", takes_input=True)
+
+TABLE = [
+    ("nothing in the way", HostView(0), MindView("x", 1), ROW, Start()),
+    ("fold asks nothing else", HostView(9, cap=0, paused=True), MindView("x", 0, True, True, (INPUT,)), ROW, Fold(INPUT)),
+    ("host paused", HostView(0, paused=True), MindView("x", 1), ROW, Reason.PAUSED),
+    ("mind paused", HostView(0), MindView("x", 1, paused=True), ROW, Reason.MIND_PAUSED),
+    ("mind down", HostView(0), MindView("x", 1, down="x is down"), ROW, Reason.MIND_DOWN),
+    ("asleep", HostView(0), MindView("x", 1, asleep=True), ROW, Reason.ASLEEP),
+    ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW + 1), Reason.NOT_DUE),
+    ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW), Start()),
+    ("bus lost", HostView(0, systemd=False), MindView("x", 1), ROW, Reason.NO_SYSTEMD),
+    ("no writes", HostView(0, writes=False), MindView("x", 1), ROW, Reason.NO_WRITES),
+    ("other session live", HostView(1), MindView("x", 1, live=(OTHER,)), ROW, Reason.MIND_BUSY),
+    ("other session live, room for two", HostView(1), MindView("x", 2, live=(OTHER,)), ROW, Start()),
+    ("same session live, room for two", HostView(1), MindView("x", 2, live=(SAME,)), ROW, Reason.SESSION_BUSY),
+    ("mind cap 0", HostView(0), MindView("x", 0), ROW, Reason.MIND_BUSY),
+    ("global cap reached", HostView(2, cap=2), MindView("x", 1), ROW, Reason.GLOBAL_CAP),
+    ("above a lowered cap", HostView(5, cap=2), MindView("x", 1), ROW, Reason.GLOBAL_CAP),
+    ("one below the cap", HostView(1, cap=2), MindView("x", 1), ROW, Start()),
+    ("global cap 0", HostView(0, cap=0), MindView("x", 1), ROW, Reason.GLOBAL_CAP),
+    ("pressure lowers the cap", HostView(1, cap=4, effective_cap=1), MindView("x", 1), ROW, Reason.PRESSURE),
+    ("a floor of 1 starts from cold", HostView(0, cap=4, effective_cap=1), MindView("x", 1), ROW, Start()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "mind", "row", "want"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE])
+def test_table(host, mind, row, want):
+    got = decide(host, mind, row, NOW)
+    assert (got.reason if isinstance(want, Reason) else got) == want
+    if isinstance(got, Hold):
+        assert got.blocker
+
+
+@dataclass
+class Naive:
+    """All rows in one dict; the next row is found by looking at every one."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def next(self, now, is_open, busy):
+        for id_ in sorted(self.rows):
+            row = self.rows[id_]
+            if row.not_before <= now and is_open(row.mind) and row.session not in busy(row.mind):
+                return row
+        return None
+
+
+MINDS = ["a", "b", "c"]
+SESSIONS = ["main", "s1", "s2"]
+
+
+class Gate(RuleBasedStateMachine):
+    """Sends, starts, ends, caps, pauses, cancels and time, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 1000
+        self.ids = 0
+        self.backlog = Backlog()
+        self.naive = Naive()
+        self.live: dict[int, LiveTurn] = {}
+        self.caps = dict.fromkeys(MINDS, 1)
+        self.cap = None
+        self.paused = set()
+
+    def view(self, mind):
+        live = tuple(turn for turn in self.live.values() if turn.mind == mind)
+        return MindView(mind, self.caps[mind], mind in self.paused, live=live)
+
+    def host(self):
+        return HostView(len(self.live), "oldest", self.cap, None, "host" in self.paused)
+
+    def is_open(self, mind):
+        view = self.view(mind)
+        return not view.paused and len(view.live) < view.cap
+
+    def busy(self, mind):
+        return {turn.session for turn in self.live.values() if turn.mind == mind}
+
+    def has_room(self):
+        return "host" not in self.paused and (self.cap is None or len(self.live) < self.cap)
+
+    @rule(mind=st.sampled_from(MINDS), session=st.sampled_from(SESSIONS), delay=st.sampled_from([0, 0, 0, 5]))
+    def send(self, mind, session, delay):
+        self.ids += 1
+        row = Row(self.ids, mind, session, self.now + delay if delay else 0)
+        self.backlog.add(row, self.now)
+        self.naive.rows[row.id] = row
+
+    @rule(back=st.booleans(), data=st.data())
+    @precondition(lambda self: self.live)
+    def end(self, back, data):
+        id_ = data.draw(st.sampled_from(sorted(self.live)))
+        turn = self.live.pop(id_)
+        self.backlog.touch(turn.mind, turn.session)
+        if back:  # a failure: the row comes back, later, with its old id
+            row = Row(id_, turn.mind, turn.session, self.now + 3)
+            self.backlog.add(row, self.now)
+            self.naive.rows[id_] = row
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.naive.rows)
+    def cancel(self, data):
+        row = self.naive.rows.pop(data.draw(st.sampled_from(sorted(self.naive.rows))))
+        assert self.backlog.remove(row.id, row.mind, row.session)
+        assert not self.backlog.remove(row.id, row.mind, row.session)
+
+    @rule(mind=st.sampled_from(MINDS), cap=st.integers(0, 3))
+    def set_mind_cap(self, mind, cap):
+        self.caps[mind] = cap
+        self.backlog.touch(mind)
+
+    @rule(cap=st.none() | st.integers(0, 4))
+    def set_cap(self, cap):
+        self.cap = cap
+
+    @rule(who=st.sampled_from([*MINDS, "host"]))
+    def pause(self, who):
+        self.paused ^= {who}
+        if who != "host":
+            self.backlog.touch(who)
+
+    @rule(by=st.integers(0, 10))
+    def tick(self, by):
+        self.now += by
+        due = self.backlog.due(self.now)
+        assert [row.id for row in due] == sorted(row.id for row in due)
+
+    @rule()
+    def restart(self):
+        self.backlog = Backlog()
+        rows = (self.naive.rows[i] for i in sorted(self.naive.rows))
+        self.backlog.load(((r.id, r.mind, r.session, r.not_before) for r in rows), self.now)
+
+    @invariant()
+    def pump_starts_exactly_what_may_start(self):
+        self.backlog.due(self.now)
+        while self.has_room():
+            row = self.backlog.next(self.is_open, self.busy)
+            want = self.naive.next(self.now, self.is_open, self.busy)
+            assert (row and row.id) == (want and want.id), "FIFO among the startable"
+            if row is None:
+                break
+            assert decide(self.host(), self.view(row.mind), row, self.now) == Start()
+            assert self.backlog.remove(row.id, row.mind, row.session)
+            self.naive.rows.pop(row.id)
+            self.live[row.id] = LiveTurn(f"u{row.id}", row.mind, row.session, str(row.id))
+            assert self.cap is None or len(self.live) <= self.cap
+            assert len(self.view(row.mind).live) <= self.caps[row.mind]
+        for row in self.naive.rows.values():
+            verdict = decide(self.host(), self.view(row.mind), row, self.now)
+            assert isinstance(verdict, Hold), "no startable row waits while a slot is free"
+
+    @invariant()
+    def sessions_are_serial_and_counts_agree(self):
+        keys = [(turn.mind, turn.session) for turn in self.live.values()]
+        assert len(keys) == len(set(keys))
+        later = [row for row in self.naive.rows.values() if row.not_before > self.now]
+        assert self.backlog.later == len(later)
+        assert len(self.backlog) == len(self.naive.rows) - len(later)
+        for mind in MINDS:
+            assert self.backlog.total(mind) == sum(row.mind == mind for row in self.naive.rows.values())
+
+
+TestGate = Gate.TestCase
+TestGate.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_place_in_line_and_kind():
+    backlog = Backlog()
+    for id_, session in ((1, "a"), (2, "b"), (3, "a")):
+        backlog.add(Row(id_, "x", session, kind=Kind.RUN if id_ == 1 else Kind.MESSAGE), NOW)
+    assert [backlog.place(id_, "x") for id_ in (1, 2, 3)] == [1, 2, 3]
+    assert backlog.next(lambda _: True, lambda _: ()).kind is Kind.RUN
+    assert backlog.next(lambda _: True, lambda _: {"a"}).id == 2
+    assert backlog.next(lambda _: True, lambda _: {"a", "b"}) is None
+    backlog.touch("x", "a")
+    assert backlog.next(lambda _: True, lambda _: ()).id == 1

@@ -1,0 +1,67 @@
+"""What is believed of a cgroup that cannot be read. Its files are played by plain ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from contextlib import contextmanager
+
+from hostguard.linux import cgroup
+
+
+@contextmanager
+def no_descriptor_free():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_in_doubt_a_cgroup_has_a_process(tmp_path):
+    (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert not cgroup.populated(tmp_path)
+    assert not cgroup.populated(tmp_path / "gone")
+    with no_descriptor_free():
+        assert cgroup.populated(tmp_path)
+
+
+def test_a_cgroup_that_cannot_be_watched_now_is_not_called_empty(tmp_path):
+    """It is tried again: gone by then, its end is told."""
+    told = []
+
+    async def watch():
+        watching = cgroup.Watch(told.append)
+        watching.open()
+        with no_descriptor_free():
+            watching.add("a", tmp_path / "a")
+            watching.add("b", tmp_path / "b")
+        watching.remove("b")
+        await asyncio.sleep(0.05)
+        assert told == []
+        await asyncio.sleep(cgroup.AGAIN_S + 0.2)
+        watching.close()
+
+    asyncio.run(watch())
+    assert told == ["a"]
+
+
+def test_a_cgroup_removed_before_its_change_was_read_is_empty(tmp_path):
+    """The kernel then answers ENODEV to the read; here it is a pipe, which cannot be read at an offset."""
+    told = []
+
+    async def watch():
+        watching = cgroup.Watch(told.append)
+        ours, theirs = os.pipe()
+        watching._epoll.register(ours, 1)
+        watching._files[ours] = ("a", tmp_path / "gone")
+        watching._fds["a"] = ours
+        os.write(theirs, b"x")
+        watching._on_events()
+        watching.close()
+        os.close(theirs)
+
+    asyncio.run(watch())
+    assert told == ["a"]

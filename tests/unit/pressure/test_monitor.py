@@ -1,0 +1,246 @@
+"""When the watcher looks, what it tells, and what it hands to the manager. Counters and systemd are played."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from until import until
+
+from hostguard.core.clock import now_ms
+from hostguard.core.model import Config, HostView, LiveTurn
+from hostguard.linux import psi
+from hostguard.linux.disk import Device
+from hostguard.linux.psi import Trigger
+from hostguard.pressure import monitor, rule
+from hostguard.pressure.monitor import Watcher
+from hostguard.pressure.rule import Level, Settings
+from hostguard.pressure.sample import Disk, Sample
+from hostguard.pressure.sampler import boottime
+from hostguard.turns.live import Live, Phase, Turn
+
+CARD = Device("/dev/mmcblk0", "mmcblk0", "")
+OTHER = Device("/dev/sda", "sda", "")
+QUICK = Settings(stall_after=0.1, strained_after=0.1, hold_off=0.15, calm_window=0.1)
+
+
+class Played:
+    """Counters of a disk that completes a request between two looks, or, if `stuck`, none."""
+
+    disk_reason = psi_reason = "ok"
+
+    def __init__(self) -> None:
+        self.stuck = False
+        self.fails = False
+        self.looks = 0
+        self._disk = Disk(0, 0, 0, 0, 0, 1, 0)
+
+    def sample(self, live: int, cap: int | None) -> Sample:
+        self.looks += 1
+        if self.fails:
+            raise RuntimeError("a fault of ours")
+        if not self.stuck:
+            self._disk = replace(self._disk, writes=self._disk.writes + 1)
+        return Sample(boottime(), live, cap, self._disk, None, None)
+
+
+class Host:
+    """What the watcher needs of a manager."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.pumps = 0
+        self.runner = SimpleNamespace(live=Live(), systemd=SimpleNamespace(control_group="/"))
+        config = Config(pressure=QUICK)
+        self.policy = SimpleNamespace(config=config, global_cap=lambda: 4, paused=lambda: False)
+        self.events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
+        self.residents = SimpleNamespace(stood_still=lambda unit, seconds: None)
+        self.backlog: list[int] = []
+        self.queue = SimpleNamespace(trouble="there is none")
+        self.watcher = Watcher(self)
+        self.disk = Played()
+
+    def host(self) -> HostView:
+        return HostView(len(self.runner.live), cap=4, effective_cap=self.watcher.state.admit)
+
+    def pump(self) -> None:
+        self.pumps += 1
+        self.watcher.poke()  # as the daemon does
+
+    def run(self, count: int) -> None:
+        """So many turns run from now on."""
+        self.runner.live = Live()
+        for unit in map(str, range(count)):
+            self.runner.live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
+        self.watcher.poke()
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path):
+    """Run `await work(host)` with a watcher that ticks a hundred times faster."""
+    monkeypatch.setattr(rule, "TICK", 0.01)
+    monkeypatch.setattr(rule, "FAST_TICK", 0.005)
+    monkeypatch.setattr(rule, "SPAN", 0.008)
+    monkeypatch.setattr(rule, "MINUTE", 0.1)
+    monkeypatch.setattr(monitor, "TICK_S", 0.01)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))  # no trigger
+
+    def runner(work):
+        async def main():
+            host = Host()
+            host.watcher.use(CARD)
+            host.watcher.sampler = host.disk
+            await work(host)
+            await host.watcher.close()
+            looks = host.disk.looks
+            host.run(1)  # turns end, and are pumped, while the guard stops
+            await asyncio.sleep(0.05)
+            assert host.disk.looks == looks
+
+        asyncio.run(main())
+
+    return runner
+
+
+def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
+    async def work(host):
+        host.watcher.poke()
+        await asyncio.sleep(0.05)
+        assert host.disk.looks == 0
+        assert host.watcher.since_ms == pytest.approx(now_ms(), abs=1000)  # calm: as far as is known
+        host.run(2)
+        await until(lambda: host.disk.looks > 5)
+        host.run(0)
+        await asyncio.sleep(0.05)
+        looks = host.disk.looks
+        await asyncio.sleep(0.1)
+        assert host.disk.looks == looks
+        assert (host.told, host.watcher.state.level) == ([], Level.CALM)
+
+    on_host(work)
+
+
+def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
+    async def work(host):
+        host.run(4)
+        await until(lambda: host.disk.looks > 2)
+        host.disk.stuck = True
+        await until(lambda: host.watcher.state.cap == 1)
+        state = host.watcher.state
+        assert (state.level, state.cap, state.admit) == (Level.STALLED, 1, 1)
+        assert all(
+            told.startswith("stalled: 1 request in flight, not completed for 0.") for told in host.told
+        )
+        assert [told.rpartition("; ")[2] for told in host.told] == ["cap 4 -> 2", "cap 2 -> 1"]
+        assert [(one.level, one.cap) for one in host.watcher.changes] == [("stalled", 2), ("stalled", 1)]
+        assert host.watcher.since_ms == pytest.approx(host.watcher.changes[0].at, abs=50)
+        pumps = host.pumps
+        host.disk.stuck = False
+        await until(lambda: "cap 1 -> 2" in [told.rpartition("; ")[2] for told in host.told])
+        assert host.pumps > pumps
+
+    on_host(work)
+
+
+def test_another_disk_is_met_without_prejudice(on_host):
+    async def work(host):
+        host.run(4)
+        host.disk.stuck = True
+        await until(lambda: host.watcher.state.cap == 1)
+        host.watcher.use(CARD)  # a reload: the same one
+        assert host.watcher.state.level is Level.STALLED
+        host.watcher.use(OTHER)
+        assert (host.watcher.state.level, host.watcher.state.cap) == (Level.CALM, None)
+        assert host.told[-1] == "calm: not looked at yet; cap 1 -> 4"
+        assert not host.watcher.samples, "what was seen of another disk is not compared with this one"
+
+    on_host(work)
+
+
+def test_a_fault_in_a_look_does_not_end_the_looking(on_host, caplog):
+    async def work(host):
+        host.run(1)
+        await until(lambda: host.disk.looks > 1)
+        host.disk.fails = True
+        looks = host.disk.looks
+        await until(lambda: host.disk.looks > looks + 2)
+        host.disk.fails = False
+        host.disk.stuck = True
+        await until(lambda: host.watcher.state.level is Level.STALLED)
+
+    with caplog.at_level(logging.CRITICAL, "asyncio"):
+        on_host(work)
+
+
+def test_whoever_records_gets_samples_though_no_turn_runs(on_host):
+    async def work(host):
+        with host.watcher.reader() as samples:
+            assert (await asyncio.wait_for(samples.get(), 10)).live == 0
+            await asyncio.wait_for(samples.get(), 10)
+        await asyncio.sleep(0.03)
+        looks = host.disk.looks
+        await asyncio.sleep(0.05)
+        assert host.disk.looks == looks
+
+    on_host(work)
+
+
+def test_the_kernels_call_makes_it_look_for_a_while_and_then_rests(on_host, monkeypatch):
+    rests = []
+    monkeypatch.setattr(monitor, "AWAKE_S", 0.1)
+    monkeypatch.setattr(Trigger, "rest", lambda self, seconds: rests.append(seconds))
+
+    async def work(host):
+        for _ in range(20):  # it calls again and again
+            host.watcher._pressed()
+            await asyncio.sleep(0.01)
+            if rests:
+                break
+        assert 1 < host.disk.looks < 20
+        assert rests == [monitor.REST_S]
+
+    on_host(work)
+
+
+def test_without_psi_there_is_no_trigger(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    async def main():
+        made = Trigger(lambda: None)
+        assert made.open() == "the kernel grants no PSI trigger: No such file or directory"
+        made.close()
+        made.rest(60)
+        made.close()
+
+    asyncio.run(main())
+
+
+def test_the_kernel_takes_what_a_trigger_is_asked_for():
+    """A window below 2 s needs CAP_SYS_RESOURCE; without the NUL the kernel cuts the last digit off."""
+
+    async def main():
+        made = Trigger(lambda: None)
+        told = made.open()
+        made.close()
+        assert told == "ok" or "No such file" in told or "not supported" in told or "denied" in told
+
+    asyncio.run(main())
+    assert psi.TRIGGER.endswith(b" 2000000\0")
+
+
+def test_what_changes_is_noted_also_while_no_turn_runs(on_host):
+    async def work(host):
+        host.watcher.poke()
+        host.backlog += [1, 2]
+        host.watcher.poke()
+        assert host.disk.looks == 0
+        assert host.watcher.recorder.history.known()[-1].seen.held == 2
+        host.run(1)
+        await until(lambda: host.watcher.recorder.history.known()[-1].seen.await_ms is not None)
+        assert host.watcher.recorder.history.known()[-1].seen.turns == 1
+
+    on_host(work)

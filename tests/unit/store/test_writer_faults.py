@@ -1,0 +1,223 @@
+"""The queue on a damaged file and on a full disk."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import sqlite3
+
+import pytest
+from onqueue import message, on_queue, put
+from until import until
+
+from hostguard.store import deliveries
+from hostguard.store.connection import BUSY_MS, ROOM
+from hostguard.store.writer import RETRY_S, Locked, Unavailable
+
+
+def damage(path):
+    """Spoil the pages behind the header, as a bad card does."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+
+
+def test_a_damaged_file_is_kept_aside_and_said(tmp_path):
+    async def fill(queue):
+        for i in range(50):
+            await put(queue, message(f"m{i}"))
+
+    async def look(queue):
+        assert "damaged" in queue.notice
+        kept = [path for path in tmp_path.iterdir() if ".damaged-" in path.name]
+        assert any(str(path) in queue.notice for path in kept)
+        assert await queue.read(deliveries.last_id) == 0
+        await put(queue, message())
+
+    async def again(queue):
+        assert await queue.read(deliveries.last_id) == 1
+        return queue.notice
+
+    on_queue(tmp_path, fill)
+    damage(tmp_path / "queue.db")
+    on_queue(tmp_path, look)
+    assert "damaged" in on_queue(tmp_path, again)
+    for path in tmp_path.glob("*.damaged-*"):
+        path.unlink()
+    assert on_queue(tmp_path, again) is None
+
+
+def test_not_a_database_is_kept_aside(tmp_path):
+    (tmp_path / "queue.db").write_bytes(b"my shopping list" * 1000)
+
+    async def look(queue):
+        assert "kept as" in queue.notice
+
+    on_queue(tmp_path, look)
+    assert any(path.read_bytes().startswith(b"my shopping") for path in tmp_path.glob("*.damaged-*"))
+
+
+def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+
+        def read(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await queue.read(read)
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+        assert (tmp_path / "queue.db.suspect").exists()
+
+    async def fine(queue):
+        assert queue.notice is None
+        assert not (tmp_path / "queue.db.suspect").exists()
+
+    on_queue(tmp_path, work)
+    on_queue(tmp_path, fine)
+
+
+@pytest.mark.parametrize("how", ["read", "write"])
+def test_damage_is_told_although_the_folder_takes_no_mark(tmp_path, how):
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+        (tmp_path / "queue.db.suspect").symlink_to(tmp_path / "none" / "there")
+
+        def damaged(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await (queue.read(damaged) if how == "read" else queue.write(damaged))
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+        await asyncio.wait_for(queue.write(lambda db: None), 5)  # the writing thread lives
+
+    on_queue(tmp_path, work)
+
+
+def test_what_looks_like_damage_while_the_card_fails_is_not_taken_for_it(tmp_path):
+    """Of a file that it cannot read SQLite may say that it is malformed."""
+
+    async def work(queue):
+        told = []
+        queue.on_damage = told.append
+
+        def damaged(db):
+            raise _corrupt()
+
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        with pytest.raises(Unavailable):
+            await put(queue, message())
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        with pytest.raises(Unavailable, match="disk I/O error"):
+            await queue.read(damaged)
+        with pytest.raises(Unavailable):
+            await queue.write(damaged)
+        await put(queue, message())
+        assert told == []
+        with pytest.raises(Unavailable):
+            await queue.write(damaged)
+        await asyncio.sleep(0)
+        assert "damaged" in told[0]
+
+    on_queue(tmp_path, work)
+
+
+def _corrupt():
+    with (
+        contextlib.closing(sqlite3.connect("/etc/passwd")) as db,
+        pytest.raises(sqlite3.DatabaseError) as caught,
+    ):
+        db.execute("SELECT * FROM sqlite_master")
+    return caught.value
+
+
+def test_a_full_disk_refuses_and_recovers(tmp_path):
+    """RLIMIT_FSIZE makes the write itself fail, as a full disk does."""
+
+    async def work(queue):
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        kept = queue.submit(lambda db: deliveries.enqueue(db, message("kept")), keep=True)
+        with pytest.raises(Unavailable):
+            await put(queue, message(body=b"x" * 100_000))
+        assert not kept.future.done()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        rows, _ = await asyncio.wait_for(kept.future, 10)
+        assert (rows[0].mind, rows[0].id) == ("kept", 2)
+
+    on_queue(tmp_path, work)
+
+
+def test_trouble_lasts_until_the_file_takes_a_write_and_is_said_once(tmp_path, caplog):
+    async def work(queue):
+        told = []
+        queue.on_trouble = lambda: told.append(queue.trouble)
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await put(queue, message())
+        await asyncio.sleep(2 * RETRY_S)
+        assert queue.trouble is not None, "an empty look is no write"
+        assert told == [queue.trouble]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        for _ in range(100):
+            await asyncio.sleep(RETRY_S / 10)
+            if queue.trouble is None:
+                break
+        assert told[1:] == [None], "nobody need write for it"
+        said = [record.getMessage() for record in caplog.records]
+        assert ["cannot write" in line for line in said] == [True, False]
+        await asyncio.sleep(0)
+
+    on_queue(tmp_path, work)
+
+
+def test_trouble_lasts_while_only_small_writes_fit(tmp_path):
+    """What ends would not fit, and to start and hold by turns would run what waits before they are stored."""
+
+    async def work(queue):
+        told = []
+        queue.on_trouble = lambda: told.append(queue.trouble)
+        await put(queue, message())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        left = (tmp_path / "queue.db-wal").stat().st_size + ROOM // 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (left, limit[1]))
+        with pytest.raises(Unavailable):
+            await put(queue, message(body=b"x" * 2 * ROOM))
+        await put(queue, message("small"))
+        await asyncio.sleep(2.5 * RETRY_S)
+        await put(queue, message("small"))
+        assert told == [queue.trouble] != [None]
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        await put(queue, message("small"))
+        await until(lambda: told[1:] == [None])
+        assert await queue.read(deliveries.settings) == {}, "what was written to see if there is room"
+
+    on_queue(tmp_path, work)
+
+
+def test_a_file_that_another_process_holds_costs_one_wait_for_all(tmp_path):
+    async def work(queue):
+        await put(queue, message())
+        other = sqlite3.connect(queue.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        begun = asyncio.get_running_loop().time()
+        results = await asyncio.gather(
+            *(put(queue, message(f"m{i}")) for i in range(6)), return_exceptions=True
+        )
+        took = asyncio.get_running_loop().time() - begun
+        other.close()
+        assert {type(result) for result in results} == {Locked}
+        assert took < 3 * BUSY_MS / 1000  # not one wait each
+        await put(queue, message("later"))
+
+    on_queue(tmp_path, work)

@@ -1,0 +1,164 @@
+"""The stub, as real processes: what it leaves of a command's output, and how an anchor stays."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hostguard.systemd.fork_client import STUB, Stub
+from hostguard.systemd.fork_server import NOBODY
+from hostguard.turns import command, exit_record
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a stub becomes another user")
+
+
+class Server:
+    """The fork server, and its stubs."""
+
+    def __init__(self):
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(STUB)], stdin=theirs)
+
+    def stub(self):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self.control, [b"f"], [theirs.fileno()])
+        return Stub(int(ours.recv(32)), ours)
+
+    def end(self):
+        """As when the guard is killed."""
+        self.control.close()
+        assert self.process.wait(10) == 0
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def record(tmp_path):
+    path = tmp_path / "1"
+    path.touch()
+    return path
+
+
+def until(happened, seconds=10):
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+    return found
+
+
+def run(server, record, script, capture, stdin=b""):
+    """The record of a shell script that has ended, and the seconds that took."""
+    stub = server.stub()
+    user = {
+        "cwd": "/",
+        "uid": os.getuid(),
+        "gid": os.getgid(),
+        "groups": os.getgroups(),
+        "cgroup": "/nowhere",
+    }
+    env = {"PATH": command.PATH}
+    began = time.monotonic()
+    stub.release(
+        {"argv": ["/bin/sh", "-c", script], "env": env, "capture": capture, **user}, stdin, record, None
+    )
+    until(lambda: not stub.alive())
+    stub.close()
+    return exit_record.parse_record(record.read_text(errors="replace")), time.monotonic() - began
+
+
+CAPTURED = [
+    ("both streams, in order", "echo one; echo two >&2; echo three", "one\ntwo\nthree\n"),
+    ("nothing said", "true", ""),
+    ("not the line that ends the account", "echo output", "output\n"),
+    ("the first of too much, and the rest is read, so that the command ends", "yes | head -c 300000", "y\n" * 50),
+    ("a child that keeps the pipe", "echo said; sleep 3 &", "said\n"),
+    ("a child that writes on for ever", "timeout 3 yes &", "y\n" * 50),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "output"), [row[1:] for row in CAPTURED], ids=[row[0] for row in CAPTURED]
+)
+def test_the_first_of_what_a_script_says_is_kept(server, record, script, output):
+    found, seconds = run(server, record, script, capture=100)
+    assert found.exit == 0
+    assert found.output == output
+    assert seconds < 2, "what the command left behind is not waited for"
+
+
+def test_a_script_reads_its_stdin_and_its_status_is_kept(server, record):
+    found, _ = run(server, record, "cat; exit 7", capture=100, stdin=b"in")
+    assert (found.exit, found.output) == (7, "in")
+
+
+def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, record):
+    """As `systemctl kill --signal=USR1` on its scope."""
+    stub = server.stub()
+    user = {"cwd": "/", "uid": 0, "gid": 0, "groups": [], "cgroup": "/nowhere"}
+    script = "trap 'exit 7' USR1; echo ready; while :; do sleep 0.05; done"
+    argv = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": command.PATH}, "capture": 100}
+    stub.release({**argv, **user}, b"", record, None)
+    shell = until(lambda: psutil.Process(stub.pid).children())[0]
+    until(lambda: shell.children())  # so the trap is set
+    for pid in (stub.pid, shell.pid):
+        os.kill(pid, signal.SIGUSR1)
+    until(lambda: not stub.alive())
+    stub.close()
+    assert exit_record.parse_record(record.read_text()).exit == 7
+
+
+def test_a_command_that_cannot_start_says_why(server, record):
+    stub = server.stub()
+    spec = {"argv": ["/nowhere/x"], "env": {}, "capture": 100, "cwd": "/"}
+    stub.release({**spec, "uid": 0, "gid": 0, "groups": [], "cgroup": "/nowhere"}, b"", record, None)
+    until(lambda: not stub.alive())
+    stub.close()
+    assert exit_record.parse_record(record.read_text()).not_started == "/nowhere/x: No such file or directory"
+
+
+def test_an_anchor_is_nobody_outlives_the_guard_and_ends_by_sigterm(record):
+    server = Server()
+    stub = server.stub()
+    stub.anchor(record)
+    try:
+        found = until(lambda: exit_record.parse_record(record.read_text()).anchor)
+        assert found == stub.pid
+        until(lambda: psutil.Process(stub.pid).uids().real == NOBODY)
+        server.end()
+        assert not Path(f"/proc/{server.process.pid}").exists()
+        time.sleep(0.2)
+        assert stub.alive()
+        process = psutil.Process(stub.pid)
+        assert (*process.uids(), *process.gids()) == (NOBODY,) * 6
+        assert b"Groups:\t \n" in Path(f"/proc/{stub.pid}/status").read_bytes()
+        os.kill(stub.pid, signal.SIGTERM)
+        until(lambda: not stub.alive())
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stub.pid, signal.SIGKILL)
+        stub.close()
+
+
+def test_a_stub_whose_guard_is_gone_runs_nothing(record):
+    server = Server()
+    stub = server.stub()
+    server.end()
+    stub.dismiss()
+    until(lambda: not stub.alive())
+    os.close(stub.pidfd)
+    assert record.read_bytes() == b""
