@@ -23,11 +23,11 @@ from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
 from hostguard.core.model import Config
 from hostguard.delivery.acceptor import Acceptor
-from hostguard.delivery.held_back import Kept
+from hostguard.delivery.held_back import HeldBack
 from hostguard.delivery.schedules import Scheduler
 from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.control import touch
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy, boot_id
 from hostguard.gate.recovery import recover
 from hostguard.linux import mlock
@@ -69,8 +69,8 @@ class Daemon:
         self.notifier = Notifier()
         self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
-        self.manager = Manager(self.queue, self.events, self._changed)
-        self.kept = Kept(self.manager)
+        self.manager = Dispatcher(self.queue, self.events, self._changed)
+        self.kept = HeldBack(self.manager)
         self.acceptor = Acceptor(
             self.manager, self.kept.files.get, lambda mind: self.sleeper.wake_for_message(mind)
         )

@@ -35,8 +35,8 @@ from hostguard.core.errors import (
 from hostguard.core.model import State
 from hostguard.delivery import message as intake
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Manager
-from hostguard.gate.run_clients import Caller
+from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.run_clients import RunClient
 from hostguard.linux.process import home_of
 from hostguard.store import deliveries
 from hostguard.telemetry.events import BEHIND_MAX
@@ -89,7 +89,7 @@ class Api:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self.manager: Manager = daemon.manager
+        self.manager: Dispatcher = daemon.manager
         self.acceptor = daemon.acceptor
 
     async def send(self, request: Request) -> Response:
@@ -258,7 +258,7 @@ class Api:
         if self.manager.callers.pid_waits(pid) or self.manager.runner.owns(pid):
             raise conflict(f"process {pid} waits for a turn, or has one, already")
         try:
-            caller = Caller(pid, uid)
+            caller = RunClient(pid, uid)
         except OSError as error:
             raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
         try:
@@ -284,7 +284,7 @@ class Api:
         mine = home.name if home is not None and home.name in self.manager.runner.live.turns else None
         return self.manager.ledger.waiters.turn(mine, id_)
 
-    async def _wait_turn(self, request: Request, id_: int, caller: Caller) -> AsyncIterator[str]:
+    async def _wait_turn(self, request: Request, id_: int, caller: RunClient) -> AsyncIterator[str]:
         try:
             with self._waiting(request, id_):
                 async for event in until_gone(request, caller.events):

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from hostguard.api.views import effective_cap
 from hostguard.core.model import Reason
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.linux.process import storage
 from hostguard.pressure.rule import Level
 from hostguard.telemetry.counters import Histogram
@@ -30,7 +30,7 @@ Values = Mapping[Labels, float]
 OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is left of minds taken out
 
 
-def exposition(manager: Manager) -> bytes:
+def exposition(manager: Dispatcher) -> bytes:
     """All metrics in Prometheus' text format, of the version that CONTENT_TYPE names."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Guard(manager))
@@ -40,7 +40,7 @@ def exposition(manager: Manager) -> bytes:
 class _Guard(Collector):
     """Reads the guard's memory, and counters of the kernel, which are in memory too."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self._counts = manager.events.counts
         self._configured = manager.policy.config.minds

@@ -16,7 +16,7 @@ from hostguard.pressure.trace import sample_line
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -28,7 +28,7 @@ def routes(daemon: Daemon) -> list[Route]:
 class _Pressure:
     """The handlers."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
 
     async def now(self, request: Request) -> Response:

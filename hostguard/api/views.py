@@ -20,7 +20,7 @@ from hostguard.core.model import (
     State,
 )
 from hostguard.core.units import parse_turn_unit, turn_unit
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import sleep_key
 from hostguard.linux.limits import Verdict
 from hostguard.linux.usage import Usage
@@ -34,7 +34,7 @@ USAGES = 64
 NOTHING = Usage(None, None, None, None)
 
 
-def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> Json:
+def delivery(manager: Dispatcher, row: Delivery, payload: bytes | None = None) -> Json:
     """One row; `hold` says why it waits, `state` is in_turn once its scope is up."""
     state: str = row.state
     live = manager.runner.live.by_id(row.turn or retry.turn_id(row.id, row.attempts))
@@ -64,7 +64,7 @@ def delivery(manager: Manager, row: Delivery, payload: bytes | None = None) -> J
     return view
 
 
-def _hold(manager: Manager, row: Delivery) -> Json | None:
+def _hold(manager: Dispatcher, row: Delivery) -> Json | None:
     if row.state is not State.QUEUED:
         return None
     hold = manager.verdict(row.row)
@@ -73,7 +73,7 @@ def _hold(manager: Manager, row: Delivery) -> Json | None:
     return {"reason": hold.reason, "blocker": hold.blocker, "since": max(row.created_at, row.not_before)}
 
 
-def why(manager: Manager, row: Delivery) -> Json:
+def why(manager: Dispatcher, row: Delivery) -> Json:
     """Why a row waits: reason, blocker, since when, place in line (1 = next), and a sentence."""
     view: Json = dict.fromkeys(("reason", "blocker", "since", "place", "ahead", "due"))
     view |= {"id": row.id, "mind": row.mind, "state": row.state}
@@ -111,7 +111,7 @@ _SENTENCES = {
 }
 
 
-def _sentence(manager: Manager, hold: Hold) -> str:
+def _sentence(manager: Dispatcher, hold: Hold) -> str:
     state, blocker = manager.watcher.state, hold.blocker
     text = _SENTENCES.get(hold.reason, "{blocker}")
     if ours := parse_turn_unit(blocker):
@@ -121,12 +121,12 @@ def _sentence(manager: Manager, hold: Hold) -> str:
     return text.format(blocker=blocker, behind=behind, level=state.level, evidence=state.evidence)
 
 
-def live_turns(manager: Manager) -> list[Json]:
+def live_turns(manager: Dispatcher) -> list[Json]:
     """Every live turn, oldest first; what it has used is read for USAGES of them only."""
     return [turn(manager, live, at < USAGES) for at, live in enumerate(manager.runner.live)]
 
 
-def turn(manager: Manager, live: Turn, with_usage: bool = True) -> Json:
+def turn(manager: Dispatcher, live: Turn, with_usage: bool = True) -> Json:
     """One live turn."""
     used = manager.runner.usage(live) if with_usage else NOTHING
     return {
@@ -161,14 +161,14 @@ def ended_turn(row: Delivery) -> Json:
     }
 
 
-def minds(manager: Manager) -> list[Json]:
+def minds(manager: Dispatcher) -> list[Json]:
     """Every configured mind, and those that only have rows or scopes."""
     names = [*manager.policy.config.minds]
     others = {*manager.backlog.mind_names(), *(turn.live.mind for turn in manager.runner.live)} - {*names, ""}
     return [mind(manager, name) for name in [*names, *sorted(others)]]
 
 
-def mind(manager: Manager, name: str) -> Json:
+def mind(manager: Dispatcher, name: str) -> Json:
     """One mind."""
     mind = manager.policy.config.minds.get(name)
     view = manager.view(name)
@@ -202,7 +202,7 @@ def mind(manager: Manager, name: str) -> Json:
     }
 
 
-def _first_hold(manager: Manager, row: Row | None) -> Json | None:
+def _first_hold(manager: Dispatcher, row: Row | None) -> Json | None:
     """Why a mind's first row waits. `since` is None if that began before the guard was started."""
     hold = manager.verdict(row) if row is not None else None
     if row is None or hold is None:
@@ -225,7 +225,7 @@ def _mind_state(mind: Mind | None, view: MindView) -> str:
 
 
 def status(
-    manager: Manager,
+    manager: Dispatcher,
     started_at: int,
     pid: int,
     device: Json,
@@ -263,13 +263,13 @@ def status(
     }
 
 
-def effective_cap(manager: Manager) -> int | None:
+def effective_cap(manager: Dispatcher) -> int | None:
     """How many turns may run now: the lower of the configured cap and what pressure allows."""
     host = manager.host()
     return min((cap for cap in (host.cap, host.effective_cap) if cap is not None), default=None)
 
 
-def pressure(manager: Manager) -> Json:
+def pressure(manager: Dispatcher) -> Json:
     """What the disk and the kernel say, how many turns that allows and why, and the last changes of that."""
     watcher = manager.watcher
     device, sampler = watcher.device, watcher.sampler
@@ -285,7 +285,7 @@ def pressure(manager: Manager) -> Json:
     }
 
 
-def status_line(manager: Manager) -> str:
+def status_line(manager: Dispatcher) -> str:
     """One line for sd_notify: what `systemctl status` shows."""
     cap, allowed, level = manager.policy.global_cap(), effective_cap(manager), manager.watcher.state.level
     told = "unlimited" if cap is None else str(cap)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.pressure.sample import Sample, disks, took
 from hostguard.pressure.sampler import boottime
 
 
-def pressed(manager: Manager) -> dict[str, Any]:
+def pressed(manager: Dispatcher) -> dict[str, Any]:
     """How the disk is, how many turns that allows and why, and the last changes of that."""
     watcher = manager.watcher
     state, step_at = watcher.state, watcher.state.next_step_at

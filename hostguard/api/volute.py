@@ -38,7 +38,7 @@ from hostguard.delivery import message as intake
 
 if TYPE_CHECKING:
     from hostguard.delivery.acceptor import Acceptor
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
     from hostguard.systemd.notify import Notifier
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Endpoint(Listener):
     its slot until the turn is idle.
     """
 
-    def __init__(self, manager: Manager, acceptor: Acceptor, notifier: Notifier) -> None:
+    def __init__(self, manager: Dispatcher, acceptor: Acceptor, notifier: Notifier) -> None:
         minds = _Minds(manager, acceptor)
         app = Starlette(
             routes=[
@@ -84,7 +84,7 @@ class Endpoint(Listener):
 class _Minds:
     """The handlers."""
 
-    def __init__(self, manager: Manager, acceptor: Acceptor) -> None:
+    def __init__(self, manager: Dispatcher, acceptor: Acceptor) -> None:
         self._manager = manager
         self._acceptor = acceptor
         self._told = -TOLD_S  # when the last refusal was logged

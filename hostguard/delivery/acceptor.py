@@ -15,9 +15,9 @@ from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Routes
 from hostguard.gate.control import ANSWER_S
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import woken_key
-from hostguard.gate.run_clients import Caller
+from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New, Op
 from hostguard.store.writer import Unavailable, Write
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
     rows: list[Delivery]
     fresh: list[Delivery]
-    gated: quarantine_rows.Gated
+    gated: quarantine_rows.Quarantined
     woken: list[str]
 
 
@@ -47,13 +47,13 @@ class Acceptor:
     """Takes messages, and `hostguard run`s, into the queue."""
 
     def __init__(
-        self, manager: Manager, routes: Callable[[str], Routes | None], wake: Callable[[str], None]
+        self, manager: Dispatcher, routes: Callable[[str], Routes | None], wake: Callable[[str], None]
     ) -> None:
         self._manager = manager
         self._routes = routes
         self._wake = wake
         # Told of each message's new rows, some of which may be kept back; set by held_back.
-        self.on_kept: Callable[[list[Delivery], bytes, quarantine_rows.Gated], None] = (
+        self.on_kept: Callable[[list[Delivery], bytes, quarantine_rows.Quarantined], None] = (
             lambda rows, raw, done: None
         )
         # What lets rows of the mind go at this moment that no route matched; set by held_back.
@@ -82,7 +82,7 @@ class Acceptor:
     async def store(
         self,
         new: New,
-        caller: Caller | None = None,
+        caller: RunClient | None = None,
         also: Op | None = None,
         wakes: frozenset[str] = frozenset(),
     ) -> Accepted:
@@ -106,7 +106,7 @@ class Acceptor:
         return self._pending[mind]
 
     async def _store(
-        self, new: New, caller: Caller | None, also: Op | None, wakes: frozenset[str], full: set[str]
+        self, new: New, caller: RunClient | None, also: Op | None, wakes: frozenset[str], full: set[str]
     ) -> Accepted:
         manager, minds = self._manager, [target.mind for target in new.targets]
         floor = manager.ledger.floor
@@ -180,7 +180,7 @@ class Acceptor:
         self._manager.ledger.write(undo)
         self.on_kept([], b"{}", stored.gated)  # what was archived for its sake stays so
 
-    def reattach(self, row: Delivery, caller: Caller) -> None:
+    def reattach(self, row: Delivery, caller: RunClient) -> None:
         """A `hostguard run` came back after a restart of the guard. Raises Problem if its row has ended."""
         manager = self._manager
         if row.state is not State.QUEUED or manager.callers.waits(row.id):
@@ -191,7 +191,7 @@ class Acceptor:
             manager.requeue(parked)
         manager.pump()
 
-    def caller_left(self, id_: int, caller: Caller) -> None:
+    def caller_left(self, id_: int, caller: RunClient) -> None:
         """The connection of a `hostguard run` closed; if it still waited, its row ends."""
         manager = self._manager
         if manager.closing:

@@ -36,7 +36,7 @@ from hostguard.delivery.batch_rule import (
 )
 from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _Buffer:
 class Batcher:
     """One for the guard, with one timer. Times are those of a clock that never jumps, in seconds."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self._buffers: dict[Key, _Buffer] = {}
         self._counts: Counter[str] = Counter()

@@ -8,21 +8,21 @@ from __future__ import annotations
 from hostguard.core.model import Config, Delivery, State
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.batcher import Batcher
-from hostguard.delivery.quarantine import Gating
-from hostguard.delivery.quarantine_rows import Gated
+from hostguard.delivery.quarantine import Quarantine
+from hostguard.delivery.quarantine_rows import Quarantined
 from hostguard.delivery.route_files import RouteFiles
 from hostguard.delivery.routes import instructions
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 
 
-class Kept:
+class HeldBack:
     """One for the guard."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self.files = RouteFiles(lambda mind: self.gating.changed(mind))
         self.batcher = Batcher(manager)
-        self.gating = Gating(manager, self.files.get, self._take)
+        self.gating = Quarantine(manager, self.files.get, self._take)
         manager.kept = lambda mind: (self.batcher.count(mind), self.gating.count(mind))
         manager.on_taken_back = self._taken_back
         manager.instructions = self._instructions
@@ -53,7 +53,7 @@ class Kept:
         elif row.state is State.QUEUED:
             self._manager.admit([row])
 
-    def _stored(self, fresh: list[Delivery], raw: bytes, done: Gated) -> None:
+    def _stored(self, fresh: list[Delivery], raw: bytes, done: Quarantined) -> None:
         for row in fresh:
             if row.state is State.BATCHING:
                 self.batcher.add(row, raw)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.store import deliveries
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 
@@ -28,7 +28,7 @@ def start_key(mind: str) -> str:
 class MindUnits:
     """The units of all minds; a mind without one is passed over."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self._locks: dict[str, asyncio.Lock] = {}
         self._starting: set[str] = set()

@@ -25,9 +25,9 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, State, Target
 from hostguard.core.payload import told
 from hostguard.delivery import planner, quarantine_rows
-from hostguard.delivery.quarantine_rows import Gated, Move, Moved
+from hostguard.delivery.quarantine_rows import Move, Moved, Quarantined
 from hostguard.delivery.routes import Routes, route
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.store.writer import Unavailable
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ AGAIN_S = 30.0  # after the queue could not be read
 Take = Callable[[Delivery, bytes], None]
 
 
-class Gating:
+class Quarantine:
     """One for the guard. The rows are in the database; here is how many there are."""
 
-    def __init__(self, manager: Manager, routes: Callable[[str], Routes | None], take: Take) -> None:
+    def __init__(self, manager: Dispatcher, routes: Callable[[str], Routes | None], take: Take) -> None:
         self._manager = manager
         self._routes = routes
         self._take = take
@@ -66,7 +66,7 @@ class Gating:
         """How many gated rows the mind has."""
         return self._counts[mind]
 
-    def stored(self, fresh: Sequence[Delivery], raw: bytes, done: Gated) -> None:
+    def stored(self, fresh: Sequence[Delivery], raw: bytes, done: Quarantined) -> None:
         """The new rows of a message are stored; some of them may be quarantine_rows."""
         for row in fresh:
             if row.state is State.GATED:

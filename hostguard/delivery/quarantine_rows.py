@@ -54,14 +54,14 @@ class Moved(NamedTuple):
     ended: list[int]
 
 
-class Gated(NamedTuple):
+class Quarantined(NamedTuple):
     """What comes of gating a message: new rows for the gate, and (mind, id) of those that were archived."""
 
     invites: list[Delivery]
     archived: list[tuple[str, int]]
 
 
-NOTHING = Gated([], [])
+NOTHING = Quarantined([], [])
 
 
 def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
@@ -79,7 +79,7 @@ def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
     )
 
 
-def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Gated:
+def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Quarantined:
     """Look after the gated ones of the rows that were just stored of a message, in the same transaction.
 
     Its invites: the first, the 11th, ... of a channel. Of a mind with GATED_MAX rows the oldest are archived.
@@ -97,7 +97,7 @@ def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int
             target = Target(row.mind, INVITE_SESSION, kind=Kind.NOTICE)
             invites += deliveries.enqueue(db, New((target,), body, now, sender=SENDER, channel=CHANNEL))[1]
         archived += [(row.mind, id_) for id_ in _archive_oldest(db, row.mind, now)]
-    return Gated(invites, archived)
+    return Quarantined(invites, archived)
 
 
 def _count_of_channel(db: sqlite3.Connection, row: Delivery) -> int:

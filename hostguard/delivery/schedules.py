@@ -33,7 +33,7 @@ from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
 from hostguard.gate.control import look, store
-from hostguard.gate.dispatcher import CLOCK_CHECK_S, Manager
+from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
 from hostguard.linux.timezones import zones
 from hostguard.store import deliveries
 from hostguard.telemetry.events import Event
@@ -73,7 +73,7 @@ class _Watch:
 class Scheduler:
     """All schedules, on one timer."""
 
-    def __init__(self, manager: Manager, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(self, manager: Dispatcher, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
         self._manager = manager
         self._acceptor = acceptor
         self._clock = clock

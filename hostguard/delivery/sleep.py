@@ -35,7 +35,7 @@ from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.message import known_mind
 from hostguard.delivery.mind_services import MindUnits, start_key
 from hostguard.gate.control import store
-from hostguard.gate.dispatcher import CLOCK_CHECK_S, Manager
+from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
 from hostguard.gate.policy import sleep_key, woken_key
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New, Op
@@ -51,7 +51,7 @@ SESSION = "main"
 class Sleeper:
     """The sleep of all minds."""
 
-    def __init__(self, manager: Manager, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(self, manager: Dispatcher, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
         self._manager = manager
         self._acceptor = acceptor
         self._clock = clock

@@ -24,7 +24,7 @@ from hostguard.core.model import (
 )
 from hostguard.delivery.message import known_mind
 from hostguard.gate.deadlock import hopeless
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import (
     CAP_MAX,
     LIMITS,
@@ -44,7 +44,7 @@ BY_REQUEST = "cancelled by request"
 ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
 
 
-async def store(manager: Manager, op: deliveries.Op, then: Callable[[Any], None]) -> None:
+async def store(manager: Dispatcher, op: deliveries.Op, then: Callable[[Any], None]) -> None:
     """A durable write that its caller waits for; `then`, with its result, once it is stored.
 
     Raises Problem. Where the device hangs in the very commit, the caller is told so, and `then` still
@@ -68,7 +68,7 @@ async def store(manager: Manager, op: deliveries.Op, then: Callable[[Any], None]
     then(result)
 
 
-async def read(manager: Manager, op: deliveries.Op) -> Any:
+async def read(manager: Dispatcher, op: deliveries.Op) -> Any:
     """A read of the database. Raises Problem."""
     try:
         return await asyncio.wait_for(manager.queue.read(op), ANSWER_S)
@@ -86,7 +86,7 @@ async def look(function: Callable[..., T], *args: Any) -> T:
         raise unavailable("the device does not answer; nothing was done") from None
 
 
-async def delivery(manager: Manager, id_: int) -> Delivery:
+async def delivery(manager: Dispatcher, id_: int) -> Delivery:
     """One row."""
     if id_ > ID_MAX:
         raise unknown("delivery", id_, "hostguard queue lists those that wait")
@@ -96,7 +96,7 @@ async def delivery(manager: Manager, id_: int) -> Delivery:
     return row
 
 
-async def pause(manager: Manager, mind: str | None, on: bool) -> None:
+async def pause(manager: Dispatcher, mind: str | None, on: bool) -> None:
     """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
     if on or not manager.policy.paused(mind):
         _check(manager, mind)  # one that was removed while paused can still be resumed
@@ -125,7 +125,7 @@ async def pause(manager: Manager, mind: str | None, on: bool) -> None:
         raise
 
 
-async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, runtime: bool) -> None:
+async def set_limit(manager: Dispatcher, name: str, mind: str | None, value: Any, runtime: bool) -> None:
     """Set a cap at once. `value`: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
     if name not in LIMITS:
         raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
@@ -154,14 +154,14 @@ async def set_limit(manager: Manager, name: str, mind: str | None, value: Any, r
     await store(manager, lambda db: deliveries.set_setting(db, key, setting), stored)
 
 
-def touch(manager: Manager) -> None:
+def touch(manager: Dispatcher) -> None:
     """Caps, pauses or minds changed: look at every mind again."""
     for mind in manager.backlog.mind_names():
         manager.backlog.touch(mind)
     manager.pump()
 
 
-async def cancel(manager: Manager, id_: int) -> Delivery:
+async def cancel(manager: Dispatcher, id_: int) -> Delivery:
     """Take a queued row out."""
     row = await delivery(manager, id_)
     if row.state is State.DELIVERING or manager.runner.live.by_id(row.turn or "") is not None:
@@ -176,7 +176,7 @@ async def cancel(manager: Manager, id_: int) -> Delivery:
     return await delivery(manager, id_)
 
 
-async def _take_back(manager: Manager, row: Delivery) -> Delivery:
+async def _take_back(manager: Dispatcher, row: Delivery) -> Delivery:
     """Cancel a row that a batch or a missing route keeps back, unless it goes out at this moment."""
 
     def stored(closed: list[int]) -> None:
@@ -193,7 +193,7 @@ async def _take_back(manager: Manager, row: Delivery) -> Delivery:
     return found if found.state is State.CANCELLED else await cancel(manager, row.id)
 
 
-async def retry(manager: Manager, id_: int) -> Delivery:
+async def retry(manager: Dispatcher, id_: int) -> Delivery:
     """Queue an ended row again."""
     await delivery(manager, id_)
     try:
@@ -206,7 +206,7 @@ async def retry(manager: Manager, id_: int) -> Delivery:
     return await delivery(manager, id_)
 
 
-async def drop(manager: Manager, id_: int) -> Delivery:
+async def drop(manager: Dispatcher, id_: int) -> Delivery:
     """Take a dead letter out of the list of them."""
     await delivery(manager, id_)
     try:
@@ -217,7 +217,7 @@ async def drop(manager: Manager, id_: int) -> Delivery:
     return await delivery(manager, id_)
 
 
-async def refuse_deadlock(manager: Manager, id_: int) -> None:
+async def refuse_deadlock(manager: Dispatcher, id_: int) -> None:
     """Refuse a wait, registered already, that would never end. Raises Problem (conflict)."""
     waits = manager.ledger.waiters.units
     if not any(id_ in rows for rows in waits.values()):
@@ -234,7 +234,7 @@ async def refuse_deadlock(manager: Manager, id_: int) -> None:
         )
 
 
-def _blockers(manager: Manager, row: Delivery) -> Collection[str] | None:
+def _blockers(manager: Dispatcher, row: Delivery) -> Collection[str] | None:
     live = manager.runner.live
     if row.state is State.DELIVERING:
         turn = live.by_id(row.turn or "")
@@ -249,7 +249,7 @@ def _blockers(manager: Manager, row: Delivery) -> Collection[str] | None:
     return None
 
 
-async def stop(manager: Manager, name: str) -> Turn:
+async def stop(manager: Dispatcher, name: str) -> Turn:
     """Ask systemd to stop a turn's scope."""
     turn = manager.runner.live.by_id(name)
     if turn is None:
@@ -261,6 +261,6 @@ async def stop(manager: Manager, name: str) -> Turn:
     return turn
 
 
-def _check(manager: Manager, mind: str | None) -> None:
+def _check(manager: Dispatcher, mind: str | None) -> None:
     if mind is not None:
         known_mind(mind, manager.policy.config)

@@ -33,15 +33,15 @@ from hostguard.gate.ledger import Ledger
 from hostguard.gate.notices import dead_letter, script_message
 from hostguard.gate.policy import Policy
 from hostguard.gate.rule import decide
-from hostguard.gate.run_clients import Callers
+from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
-from hostguard.pressure.monitor import Watcher
+from hostguard.pressure.monitor import Monitor
 from hostguard.store.deliveries import New
 from hostguard.store.writer import Queue
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Turn
-from hostguard.turns.resident_driver import Residents
-from hostguard.turns.scopes import Runner
+from hostguard.turns.resident_driver import ResidentDriver
+from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ READ_AGAIN_MS = 1_000  # a row that could not be read is tried again after this
 CLOCK_CHECK_S = 30.0
 
 
-class Manager:
+class Dispatcher:
     """Owns the backlog and the live turns; all state here mirrors the database and systemd."""
 
     def __init__(self, queue: Queue, events: Events, on_change: Callable[[], None]) -> None:
@@ -58,12 +58,12 @@ class Manager:
         self.events = events
         self.backlog = Backlog()
         self.policy = Policy(Config(), {}, "")
-        self.runner = Runner(self._around_changed, self._over)
+        self.runner = Scopes(self._around_changed, self._over)
         queue.on_trouble = self._around_changed
-        self.callers = Callers()
+        self.callers = RunClients()
         self.ledger = Ledger(queue, events, self.callers)
-        self.residents = Residents(self)
-        self.watcher = Watcher(self)
+        self.residents = ResidentDriver(self)
+        self.watcher = Monitor(self)
         self._starter = Starter(self)
         # Told of each turn of a session that begins (True) or ends; set by the daemon.
         self.on_session: Callable[[str, str, bool], None] = lambda mind, session, busy: None

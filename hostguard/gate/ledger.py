@@ -25,7 +25,7 @@ from hostguard.core.model import (
     State,
     Waited,
 )
-from hostguard.gate.run_clients import Callers
+from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
 from hostguard.store.waiters import Waiters
@@ -40,7 +40,7 @@ TRIM_EVERY = 100  # ended rows between two looks at the history
 class Ledger:
     """One for the manager; it mirrors the database."""
 
-    def __init__(self, queue: Queue, events: Events, callers: Callers) -> None:
+    def __init__(self, queue: Queue, events: Events, callers: RunClients) -> None:
         self.waiters = Waiters()
         self.loaded = 0  # rows up to this id were queued before the guard was started
         self.floor = 0  # ids up to this one belong to turns of a database that is gone

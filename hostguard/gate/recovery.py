@@ -27,7 +27,7 @@ from hostguard.core.model import (
     Waited,
 )
 from hostguard.core.units import turn_unit
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
 from hostguard.turns import exit_record
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 STORED_S = 5.0  # for a card that stalls: the guard is needed then
 
 
-async def recover(manager: Manager) -> None:
+async def recover(manager: Dispatcher) -> None:
     """Load the queue and match it with the live scopes. Call it once, when both are connected."""
     queue, live = manager.queue, manager.runner.live
     begun = time.monotonic()
@@ -103,7 +103,7 @@ def _records() -> list[str]:
     return [path.name for path in paths.TURNS.iterdir()]
 
 
-async def _unmarked(manager: Manager, turn_id: str) -> Delivery | None:
+async def _unmarked(manager: Dispatcher, turn_id: str) -> Delivery | None:
     """The queued row whose turn this is, if it may have run."""
     id_ = retry.row_of(turn_id)
     if id_ is None:
@@ -120,7 +120,7 @@ def _mark(row: Delivery, turn_id: str) -> deliveries.Op:
     return lambda db: deliveries.mark_delivering(db, row.id, turn_id, now_ms())
 
 
-def _resume(manager: Manager, turn_id: str, row: Delivery) -> Turn:
+def _resume(manager: Dispatcher, turn_id: str, row: Delivery) -> Turn:
     live = manager.runner.live
     unit = turn_unit(row.mind, turn_id)
     mind = manager.policy.config.minds.get(row.mind)
@@ -145,7 +145,7 @@ def _resume(manager: Manager, turn_id: str, row: Delivery) -> Turn:
     return turn
 
 
-def _resume_folded(manager: Manager, turn: Turn | None, row: Delivery) -> None:
+def _resume_folded(manager: Dispatcher, turn: Turn | None, row: Delivery) -> None:
     if turn is None or turn.resident is None:  # its turn's own row is gone: somebody edited the database
         turn = Turn(
             LiveTurn("", row.mind, row.session, row.turn), now_ms(), Phase.ENDING, resident=Resident()
@@ -162,7 +162,7 @@ def _resume_folded(manager: Manager, turn: Turn | None, row: Delivery) -> None:
         manager.settle(row, turn, again, _waited(row))
 
 
-async def _follow(manager: Manager, turn: Turn, resident: Resident) -> None:
+async def _follow(manager: Dispatcher, turn: Turn, resident: Resident) -> None:
     mind = manager.policy.config.minds.get(turn.live.mind)
     row, turn_id = turn.delivery, turn.live.id
     if turn not in manager.runner.live or row is None or turn_id is None:

@@ -13,7 +13,7 @@ from hostguard.systemd.fork_client import exited
 AWAY_S = 15.0  # after a restart of the guard, a caller has this long to come back
 
 
-class Caller:
+class RunClient:
     """One connected `hostguard run`. `pid` and `uid` are the peer's, from the kernel (SO_PEERCRED).
 
     The pidfd makes sure that it is still that process which is moved. Raises OSError if it is gone.
@@ -43,18 +43,18 @@ class Caller:
         os.close(self._pidfd)
 
 
-class Callers:
+class RunClients:
     """Callers by row; rows whose caller is away are parked here, outside the backlog, for a while."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Row, Caller]] = {}
+        self._waiting: dict[int, tuple[Row, RunClient]] = {}
         self._parked: dict[int, tuple[float, Row]] = {}  # with time.monotonic() of the end
 
-    def attach(self, row: Row, caller: Caller) -> None:
+    def attach(self, row: Row, caller: RunClient) -> None:
         """The row's caller is connected."""
         self._waiting[row.id] = (row, caller)
 
-    def detach(self, id_: int, caller: Caller) -> Row | None:
+    def detach(self, id_: int, caller: RunClient) -> Row | None:
         """The connection closed: the row, or None if it is not this caller's (any more)."""
         row, waiting = self._waiting.get(id_, (None, None))
         if waiting is caller:
@@ -70,7 +70,7 @@ class Callers:
         """Whether this process waits already: it cannot be in two scopes."""
         return any(caller.pid == pid for _, caller in self._waiting.values())
 
-    def take(self, id_: int) -> Caller | None:
+    def take(self, id_: int) -> RunClient | None:
         """The row's caller, which waits no more."""
         return self._waiting.pop(id_, (None, None))[1]
 

@@ -25,7 +25,7 @@ from hostguard.turns import command
 from hostguard.turns.live import Phase, Turn
 
 if TYPE_CHECKING:
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Starter:
     """Starts the rows that the gate lets through."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
 
     def begin(self, row: Row, now: int) -> bool:

@@ -20,7 +20,7 @@ from hostguard.pressure.rule import Level, State
 from hostguard.systemd.dbus import Bus, SystemdError, SystemdLost
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Phase
-from hostguard.turns.scopes import Runner
+from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ async def thaw_left() -> None:
 class Freezer:
     """Freezes and thaws over D-Bus. `on_thawed` is told a turn's unit and the seconds that it stood still."""
 
-    def __init__(self, runner: Runner, events: Events, on_thawed: Callable[[str, float], None]) -> None:
+    def __init__(self, runner: Scopes, events: Events, on_thawed: Callable[[str, float], None]) -> None:
         self._runner = runner
         self._events = events
         self._on_thawed = on_thawed

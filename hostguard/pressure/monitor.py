@@ -28,12 +28,12 @@ from hostguard.pressure.rule import (
 )
 from hostguard.pressure.sample import Sample, disks, took
 from hostguard.pressure.sampler import Sampler, boottime
-from hostguard.pressure.throttle import Tightener
+from hostguard.pressure.throttle import Throttle
 from hostguard.telemetry.events import Event
-from hostguard.telemetry.timeline_recorder import Recorder
+from hostguard.telemetry.timeline_recorder import TimelineRecorder
 
 if TYPE_CHECKING:
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ class Change:
     evidence: str
 
 
-class Watcher:
+class Monitor:
     """Ticks while turns run or the disk is not calm, and tells the manager how many turns may run."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self.state = State(since=boottime())
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
@@ -68,8 +68,8 @@ class Watcher:
         self.sampler = Sampler(self.device)
         runner = manager.runner
         self.freezer = Freezer(runner, manager.events, manager.residents.stood_still)
-        self.tightener = Tightener(runner.systemd)
-        self.recorder = Recorder(manager)
+        self.tightener = Throttle(runner.systemd)
+        self.recorder = TimelineRecorder(manager)
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ CLOSE_S = 5.0  # to give it back, when the guard stops; else the next one does
 Limit = tuple[str, int]  # the disk's node, bytes/s
 
 
-class Tightener:
+class Throttle:
     """Sets and gives back the slice's IOWriteBandwidthMax over D-Bus."""
 
     def __init__(self, systemd: Systemd) -> None:

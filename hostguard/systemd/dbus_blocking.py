@@ -62,9 +62,9 @@ class Bus:
 
     def start(self, unit: str, properties: Sequence[Property]) -> None:
         """Ask for a transient unit; its job's result is in `results` later."""
-        from pystemd.systemd1 import Manager
+        from pystemd.systemd1 import Dispatcher
 
-        manager = Manager(bus=self._bus)
+        manager = Dispatcher(bus=self._bus)
         try:
             manager.StartTransientUnit(_MANAGER, unit.encode(), b"fail", _Customs(properties))
         except self._error as error:

@@ -80,7 +80,7 @@ class Stub:
         os.close(self.pidfd)
 
 
-class Spawner:
+class ForkClient:
     """Has systemd start the fork server, and asks it for stubs."""
 
     def __init__(self, systemd: Systemd) -> None:

@@ -32,7 +32,7 @@ class Histogram:
         self.sum += value
 
 
-class Counts:
+class Counters:
     """Everything that is counted. Its size is bounded by the configured minds."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hostguard.core.clock import now_ms
 from hostguard.systemd.journal import Journal
-from hostguard.telemetry.counters import Counts
+from hostguard.telemetry.counters import Counters
 
 KEPT = 1000  # events in memory, for a client that comes back
 BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, not our memory
@@ -74,7 +74,7 @@ class Events:
     """One emitter, any number of readers."""
 
     def __init__(self, journal: Journal) -> None:
-        self.counts = Counts()
+        self.counts = Counters()
         self._journal = journal
         # Above all ids of an earlier run, so that a client's Last-Event-ID stays true.
         self._last = now_ms()

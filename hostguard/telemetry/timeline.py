@@ -77,7 +77,7 @@ class Incident:
     tightened: int | None
 
 
-class History:
+class Timeline:
     """The points and incidents in memory, oldest first."""
 
     def __init__(self) -> None:

@@ -16,15 +16,15 @@ from hostguard.pressure.rule import Level
 from hostguard.telemetry import timeline_store
 from hostguard.telemetry.timeline import (
     LEVELS,
-    History,
     Incident,
     Seen,
+    Timeline,
     Trouble,
     coarse,
 )
 
 if TYPE_CHECKING:
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ WIDTH_MS = 600_000
 INCIDENTS_MAX = 12
 
 
-class Recorder:
+class TimelineRecorder:
     """One for the watcher. Nothing here waits for a disk."""
 
-    def __init__(self, manager: Manager) -> None:
-        self.history = History()
+    def __init__(self, manager: Dispatcher) -> None:
+        self.history = Timeline()
         self._manager = manager
         self._asked_at = now_ms()  # when it was last stored, or tried to
         self._stored = 0  # points and incidents before this are stored

@@ -82,7 +82,7 @@ class Visit:
         return [pid for folder in folders for pid in members(folder) if pid != self.anchor]
 
 
-class Adopter:
+class Adoption:
     """Moves processes. `on_died` hears of a server's death; `cgroup` tells a scope's folder."""
 
     def __init__(

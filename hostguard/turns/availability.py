@@ -22,7 +22,7 @@ class Down:
         return self.until - time.monotonic()
 
 
-class Downs:
+class Availability:
     """All that were down when they were last tried."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class Done:
         return self.recent and not known
 
 
-class Dones:
+class DoneTracker:
     """The last one of each session, and of all sessions of a mind at once (None), while it matters."""
 
     def __init__(self, waiters: Waiters) -> None:

@@ -46,7 +46,7 @@ def key(row: Delivery) -> str:
     return f"hostguard-{row.id}-{row.created_at}"
 
 
-class Postman:
+class MindClient:
     """One client for all minds, from when `open` is called."""
 
     def __init__(self) -> None:

@@ -30,14 +30,14 @@ from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.telemetry.events import Event
-from hostguard.turns.adoption import Adopter
-from hostguard.turns.availability import Downs
-from hostguard.turns.done_tracker import Done, Dones
+from hostguard.turns.adoption import Adoption
+from hostguard.turns.availability import Availability
+from hostguard.turns.done_tracker import Done, DoneTracker
 from hostguard.turns.live import Phase, Resident, Turn
-from hostguard.turns.mind_client import Outcome, Posted, Postman
+from hostguard.turns.mind_client import MindClient, Outcome, Posted
 
 if TYPE_CHECKING:
-    from hostguard.gate.dispatcher import Manager
+    from hostguard.gate.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +47,16 @@ DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is a
 CHECK_S = 5.0  # between two looks at how busy the turns are
 
 
-class Residents:
+class ResidentDriver:
     """Drives the turns of all resident minds."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Dispatcher) -> None:
         self._manager = manager
         self._runner = manager.runner
-        self.adopter = Adopter(self._runner.systemd, self._died, self._runner.cgroup)
-        self._postman = Postman()
-        self.downs = Downs()
-        self.dones = Dones(manager.ledger.waiters)
+        self.adopter = Adoption(self._runner.systemd, self._died, self._runner.cgroup)
+        self._postman = MindClient()
+        self.downs = Availability()
+        self.dones = DoneTracker(manager.ledger.waiters)
         self._check: asyncio.TimerHandle | None = None
 
     async def use(self, config: Config) -> None:

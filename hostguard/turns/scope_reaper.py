@@ -15,7 +15,7 @@ LEAVE_S = 2.0  # systemd normally forgets a scope within milliseconds
 FORGET_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class Leaving:
+class ScopeReaper:
     """What systemd has still to forget. `has_processes` tells it of a unit of a mind."""
 
     def __init__(self, systemd: Systemd, has_processes: Callable[[str, str], bool]) -> None:

@@ -25,14 +25,14 @@ from hostguard.linux.usage import Usage, of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import (
-    Spawner,
+    ForkClient,
     Stub,
     anchor,
     release,
 )
 from hostguard.turns import command, exit_record
 from hostguard.turns.live import Live, Phase, Turn
-from hostguard.turns.scope_reaper import Leaving
+from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ async def _nobody(cgroup: Path, limits: Limits) -> None:
     pass
 
 
-class Runner:
+class Scopes:
     """Starts and follows turns. `on_over` is called for each turn whose slot came free."""
 
     def __init__(self, on_told: Callable[[], None], on_over: Callable[[Turn, outcome.Ending], None]) -> None:
@@ -57,9 +57,9 @@ class Runner:
         self.on_unit: Callable[[str], None] = lambda unit: None
         # Shown each turn's cgroup before the turn runs; set by the daemon.
         self.on_scope: Callable[[Path, Limits], Awaitable[None]] = _nobody
-        self.spawner = Spawner(self.systemd)
+        self.spawner = ForkClient(self.systemd)
         self._watch = cgroups.Watch(self._emptied)
-        self._leaving = Leaving(self.systemd, self._has_processes)
+        self._leaving = ScopeReaper(self.systemd, self._has_processes)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:

@@ -102,7 +102,7 @@ def request(method: str, path: str, body: Any = None) -> bytes:
     )  # fmt: skip
 
 
-class Caller:
+class RunClient:
     """One keep-alive connection to the daemon."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Caller:
         return json.loads(answer)
 
 
-def call_at_once(callers: Sequence[Caller], raw: bytes, go_on: Callable[[int], bool]) -> int:
+def call_at_once(callers: Sequence[RunClient], raw: bytes, go_on: Callable[[int], bool]) -> int:
     """Each caller sends `raw` again and again while go_on(sent so far); how many were answered."""
     answered = sent = 0
     with selectors.DefaultSelector() as selector:

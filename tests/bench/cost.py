@@ -37,7 +37,7 @@ Work = Callable[[int], None]
 
 
 def one_by_one(turns: int) -> None:
-    caller = common.Caller()
+    caller = common.RunClient()
     for _ in range(turns):
         row = caller.ask("POST", "/v1/deliveries", MESSAGE)["deliveries"][0]
         answer = caller.ask("GET", f"/v1/deliveries/{row['id']}?wait_s=60")
@@ -45,11 +45,11 @@ def one_by_one(turns: int) -> None:
 
 
 def at_once(turns: int) -> None:
-    callers = [common.Caller() for _ in range(CALLERS)]
+    callers = [common.RunClient() for _ in range(CALLERS)]
     common.call_at_once(callers, common.request("POST", "/v1/deliveries", MESSAGE), lambda sent: sent < turns)
     for caller in callers:
         caller.socket.close()
-    while common.Caller().ask("GET", "/v1/deliveries")["deliveries"]:
+    while common.RunClient().ask("GET", "/v1/deliveries")["deliveries"]:
         time.sleep(0.05)
 
 

@@ -75,7 +75,7 @@ class Bare:
 def http(callers: int) -> float:
     """Messages accepted per second."""
     raw = common.request("POST", "/v1/deliveries", {"to": "@bench", "content": CONTENT})
-    connections = [common.Caller() for _ in range(callers)]
+    connections = [common.RunClient() for _ in range(callers)]
     began = time.perf_counter()
     count = common.call_at_once(connections, raw, common.for_seconds(SECONDS))
     took = time.perf_counter() - began
@@ -133,7 +133,7 @@ def compare(title: str, folder: Path, bare: Bare) -> None:
     config = f"[limits]\nrows_per_mind = 1000000\n{common.mind('bench', '/bin/true')}"
     floors = ("append 4 KiB + fsync (floor)", "4 KiB in place + fdatasync (floor)")
     with common.Daemon(config, folder / "state"):
-        caller = common.Caller()
+        caller = common.RunClient()
         caller.ask("POST", "/v1/pause", {"mind": None})
         for _ in range(5):
             caller.ask("POST", "/v1/deliveries", {"to": "@bench", "content": "x" * 1_000_000})

@@ -55,7 +55,7 @@ def timed(queue: Callable[[Path, int], object], job: Path, jobs: int) -> float:
 
 
 def hostguard(job: Path, jobs: int) -> None:
-    caller = common.Caller()
+    caller = common.RunClient()
     caller.ask("POST", "/v1/pause", {"mind": job.name})
     for _ in range(jobs):
         caller.ask("POST", "/v1/deliveries", {"to": f"@{job.name}", "content": "go"})

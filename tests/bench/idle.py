@@ -61,7 +61,7 @@ def memory(pid: int) -> tuple[float, float]:
 
 def watch(daemon: common.Daemon) -> dict[str, int]:
     """The processes to look at, after one turn."""
-    caller = common.Caller()
+    caller = common.RunClient()
     row = caller.ask("POST", "/v1/deliveries", {"to": "@bench", "content": "go"})["deliveries"][0]
     assert caller.ask("GET", f"/v1/deliveries/{row['id']}?wait_s=10")["state"] == "done"
     caller.socket.close()

@@ -197,7 +197,7 @@ async def guarded(fleet: Fleet) -> Found:
 
 def lower_cap() -> None:
     change = {"name": "global_concurrent_turns", "value": CALM_CAP, "runtime": True}
-    common.Caller().ask("PATCH", "/v1/limits", change)
+    common.RunClient().ask("PATCH", "/v1/limits", change)
 
 
 async def plain(fleet: Fleet) -> Found:

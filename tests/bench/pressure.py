@@ -82,11 +82,11 @@ def guard(card: Card, limits: str) -> Iterator[Callable[[], None]]:
     config = f"{limits}\n{common.mind('bench', '/bin/sh', '-c', command)}concurrent_turns = {TURNS}\n"
     message = common.request("POST", "/v1/deliveries", {"to": "@bench", "content": "", "session": "$new"})
     with common.Daemon(config, card.mount / "state"):
-        caller = common.Caller()
+        caller = common.RunClient()
 
         def turns() -> None:
             assert (
-                common.call_at_once([common.Caller() for _ in range(TURNS)], message, lambda n: n < TURNS)
+                common.call_at_once([common.RunClient() for _ in range(TURNS)], message, lambda n: n < TURNS)
                 == TURNS
             )
             while (status := caller.ask("GET", "/v1/status"))["turns"] or status["queued"]:
@@ -134,7 +134,7 @@ def stops() -> None:
         )
         with common.Daemon(config, card.mount / "state"):
             for name in "ab":
-                common.Caller().ask("POST", "/v1/deliveries", {"to": f"@{name}", "content": ""})
+                common.RunClient().ask("POST", "/v1/deliveries", {"to": f"@{name}", "content": ""})
             for _ in range(STOPS):
                 common.run("systemctl", "restart", "hostguard")
                 time.sleep(3)
@@ -153,7 +153,7 @@ def stops() -> None:
 
 def change(is_it: Callable[[list[int | None]], bool]) -> float:
     """When the guard made the change that `is_it` finds in its caps so far; in s since the epoch. Waits for it."""
-    caller, end = common.Caller(), time.monotonic() + LONG_S
+    caller, end = common.RunClient(), time.monotonic() + LONG_S
     while time.monotonic() < end:
         changes = caller.ask("GET", "/v1/pressure")["changes"]
         if changes and is_it([one["cap"] for one in changes]):

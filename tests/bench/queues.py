@@ -99,7 +99,7 @@ class HostguardApi(Hostguard):
 
     def begin(self) -> None:
         super().begin()
-        self.caller = common.Caller()
+        self.caller = common.RunClient()
 
     def submit(self, key: int, number: int) -> None:
         self.caller.ask("POST", "/v1/deliveries", {"to": f"@k{key}", "content": str(number)})

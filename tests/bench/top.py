@@ -41,7 +41,7 @@ def main() -> None:
         ) as daemon:
             hostguard.write_text("#!/usr/bin/python3\nfrom hostguard.cli import main\nmain()\n")
             hostguard.chmod(0o755)
-            caller = common.Caller()
+            caller = common.RunClient()
             for n in range(16):
                 caller.ask("POST", "/v1/deliveries", {"to": f"@m{n:02}", "content": "go"})
             caller.socket.close()

@@ -24,7 +24,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
 from hostguard.store.writer import Queue
-from hostguard.telemetry.timeline import History, Seen, Trouble
+from hostguard.telemetry.timeline import Seen, Timeline, Trouble
 
 TOKEN = "let me in"
 MINUTE, DAY = 60_000, 86_400_000
@@ -40,7 +40,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.queue = Queue(folder / "queue.db")
-        self.history = History()
+        self.history = Timeline()
         self.status: Any = status()
         self.asked: list[str] = []
         policy = Policy(Config(web_token=token_hash(TOKEN)), {}, "")

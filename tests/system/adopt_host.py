@@ -24,9 +24,9 @@ from hostguard.core import paths, units
 from hostguard.core.model import Limits, Mind
 from hostguard.linux import cgroup as cgroups
 from hostguard.systemd.client import Systemd
-from hostguard.systemd.fork_client import Spawner, anchor
+from hostguard.systemd.fork_client import ForkClient, anchor
 from hostguard.turns import exit_record
-from hostguard.turns.adoption import Adopter
+from hostguard.turns.adoption import Adoption
 
 UNIT = "family.service"
 FILE = Path("/run/systemd/system", UNIT)
@@ -110,9 +110,9 @@ class Host:
 
     def __init__(self) -> None:
         self.systemd = Systemd(self)
-        self.spawner = Spawner(self.systemd)
+        self.spawner = ForkClient(self.systemd)
         self.died: list[str] = []
-        self.adopter = Adopter(self.systemd, self.died.append, self.cgroup)
+        self.adopter = Adoption(self.systemd, self.died.append, self.cgroup)
         self.anchors: dict[str, int] = {}
 
     def cgroup(self, unit: str, mind: str) -> Path:

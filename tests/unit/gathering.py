@@ -16,7 +16,7 @@ from hostguard.core.model import (
     Target,
 )
 from hostguard.delivery.batcher import Batcher
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
@@ -44,7 +44,7 @@ class Host:
 
     def __init__(self, queue, payload_max=1 << 20):
         self.queue = queue
-        self.manager = Manager(queue, Events(Silent()), lambda: None)
+        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
         minds = {name: Mind(name, url="http://x") for name in ("bob", "eve")}
         self.manager.policy = Policy(Config(minds=minds, payload_max=payload_max), {}, "boot")
         self.batcher = Batcher(self.manager)

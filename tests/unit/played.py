@@ -9,7 +9,7 @@ from hostguard.core.model import (
     Config,
     Mind,
 )
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.systemd.journal import Journal
 from hostguard.telemetry.events import Events
@@ -60,7 +60,7 @@ def on_manager(path, work, config=CONFIG):
     """Run `await work(manager)` on a real queue in `path`, with turns that end when the test says so."""
 
     async def managed(queue):
-        manager = Manager(queue, Events(Silent()), lambda: None)
+        manager = Dispatcher(queue, Events(Silent()), lambda: None)
         manager.policy = Policy(config, {}, "boot")
         manager.runner = Played(manager._over)
         manager.ready = True

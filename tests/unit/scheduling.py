@@ -12,7 +12,7 @@ from hostguard.core.model import (
     State,
 )
 from hostguard.delivery.schedules import Scheduler
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
@@ -43,7 +43,7 @@ class Host:
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
         self.journal = Silent()
-        self.manager = Manager(self.queue, Events(self.journal), lambda: None)
+        self.manager = Dispatcher(self.queue, Events(self.journal), lambda: None)
         kept = await self.queue.read(deliveries.settings)
         self.manager.policy = Policy(Config(minds=MINDS, schedules=self.schedules), kept, "boot")
         self.scheduler = Scheduler(self.manager, acceptor(self.manager), lambda: self.now)

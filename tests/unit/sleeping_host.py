@@ -14,7 +14,7 @@ from hostguard.core.model import Config, Mind, State
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.sleep import Sleeper
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
@@ -39,7 +39,7 @@ class Host:
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
-        self.manager = manager = Manager(self.queue, Events(Silent()), lambda: None)
+        self.manager = manager = Dispatcher(self.queue, Events(Silent()), lambda: None)
         manager.policy = Policy(self.config, await self.queue.read(deliveries.settings), "boot")
         manager.runner = Played(manager._over)
         waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))

@@ -15,9 +15,9 @@ from hostguard.core.model import Config, Mind, State
 from hostguard.delivery import acceptor as accept
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
-from hostguard.delivery.quarantine import Gating
+from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.routes import parse_routes
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy, sleep_key, woken_key
 from hostguard.store import deliveries
 from hostguard.telemetry.events import Events
@@ -31,11 +31,11 @@ class Host:
 
     def __init__(self, queue):
         self.queue, self.woken, self.admitted = queue, [], []
-        self.manager = Manager(queue, Events(Silent()), lambda: None)
+        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
         self.manager.policy = Policy(CONFIG, {}, "boot")
         self.manager.admit = lambda rows: self.admitted.extend(row.id for row in rows)
         self.routes = {"bob": NOTHING_MATCHES}
-        self.gating = Gating(self.manager, self.routes.get, lambda row, raw: self.manager.admit([row]))
+        self.gating = Quarantine(self.manager, self.routes.get, lambda row, raw: self.manager.admit([row]))
         self.acceptor = Acceptor(self.manager, self.routes.get, self.woken.append)
         self.acceptor.on_kept = self.gating.stored
         self.acceptor.releasing = self.gating.releasing
@@ -113,10 +113,10 @@ def test_a_message_behind_a_release_that_the_card_does_not_take_is_refused(tmp_p
 
 def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
     code = (
-        "import sys, hostguard.daemon; from hostguard.gate.dispatcher import Manager; from hostguard.core.model import *\n"
+        "import sys, hostguard.daemon; from hostguard.gate.dispatcher import Dispatcher; from hostguard.core.model import *\n"
         "from pathlib import Path; from hostguard.store.writer import Queue\n"
         "from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
-        "residents = Manager(Queue(Path('/nowhere')), None, None).residents\n"
+        "residents = Dispatcher(Queue(Path('/nowhere')), None, None).residents\n"
         "run(residents.use(Config(minds={'a': Mind('a', ('/bin/true',))}))); assert not loaded()\n"
         "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
     )

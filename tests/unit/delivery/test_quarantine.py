@@ -12,11 +12,11 @@ from unmatched import ALL, NOTHING_MATCHES, kept, store
 
 from hostguard.core.model import Config, Mind, State
 from hostguard.delivery import planner
-from hostguard.delivery.quarantine import Gating
+from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import GATED_MAX, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.telemetry.events import Events
@@ -27,11 +27,11 @@ class Host:
 
     def __init__(self, queue, **minds):
         self.queue = queue
-        self.manager = Manager(queue, Events(Silent()), lambda: None)
+        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
         self.manager.policy = Policy(Config(minds=minds or {"bob": Mind("bob", routes="/r")}), {}, "boot")
         self.routes = {"bob": NOTHING_MATCHES}
         self.out = []
-        self.gating = Gating(self.manager, self.routes.get, lambda row, raw: self.out.append((row, raw)))
+        self.gating = Quarantine(self.manager, self.routes.get, lambda row, raw: self.out.append((row, raw)))
         self.manager.on_taken_back = self.gating.taken_back
 
     async def send(self, new):

@@ -11,9 +11,9 @@ from played import CONFIG, CRASH, Played, Silent
 from hostguard.core import clock
 from hostguard.core.model import Kind, Row
 from hostguard.gate import dispatcher, ledger, run_clients
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
-from hostguard.gate.run_clients import Callers
+from hostguard.gate.run_clients import RunClients
 from hostguard.telemetry.events import Events
 
 HOUR = 3_600_000
@@ -28,7 +28,7 @@ def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_t
 
     async def work(queue):
         nonlocal skew
-        guard = Manager(queue, Events(Silent()), lambda: None)
+        guard = Dispatcher(queue, Events(Silent()), lambda: None)
         guard.policy = Policy(CONFIG, {}, "boot")
         guard.runner = Played(guard._over)
         guard.ready = True
@@ -50,7 +50,7 @@ def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_t
 
 def test_a_run_has_its_time_to_come_back_whatever_the_clock_says(monkeypatch):
     monkeypatch.setattr(run_clients, "AWAY_S", 0.2)
-    away = Callers()
+    away = RunClients()
     away.park(Row(1, "a", "main", kind=Kind.RUN))
     monkeypatch.setattr(time, "time", lambda: 1e12)
     assert away.lost() == []

@@ -25,7 +25,7 @@ from hostguard.core.model import (
     State,
 )
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.pressure.rule import Level
 from hostguard.pressure.rule import State as PressureState
@@ -76,7 +76,7 @@ class Managed(RuleBasedStateMachine):
         async def opened():
             self.queue = Queue(Path(self.folder.name) / "queue.db")
             await self.queue.open()
-            self.manager = Manager(self.queue, Events(Silent()), lambda: None)
+            self.manager = Dispatcher(self.queue, Events(Silent()), lambda: None)
             self.manager.policy = Policy(CONFIG, {}, "boot")
             self.manager.runner = Played(self.manager._over)
             self.manager.ready = True

@@ -14,7 +14,7 @@ from played import CONFIG, Silent
 from hostguard.core import paths
 from hostguard.core.model import Delivery
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
@@ -22,25 +22,25 @@ from hostguard.systemd.fork_client import Stub
 from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase
 
-Spoil = Callable[[Manager, Path], None]
+Spoil = Callable[[Dispatcher, Path], None]
 
 
-def card_lost(manager: Manager, folder: Path) -> None:
+def card_lost(manager: Dispatcher, folder: Path) -> None:
     """Nothing can be read from the database."""
     manager.queue._reader.close()
 
 
-def mind_gone(manager: Manager, folder: Path) -> None:
+def mind_gone(manager: Dispatcher, folder: Path) -> None:
     """A reload took it away."""
     manager.policy.config = replace(CONFIG, minds={})
 
 
-def no_room(manager: Manager, folder: Path) -> None:
+def no_room(manager: Dispatcher, folder: Path) -> None:
     """No record can be made of a turn."""
     (folder / "turns").touch()
 
 
-def no_process(manager: Manager, folder: Path) -> None:
+def no_process(manager: Dispatcher, folder: Path) -> None:
     """No process can be had. Played: of a real limit, the test itself would suffer first."""
 
     async def take() -> Stub:
@@ -56,7 +56,7 @@ def started(folder: Path, spoil: Spoil, stop: bool) -> tuple[Delivery, int]:
     """The row of a turn whose start `spoil` makes fail, and how many of its mind wait then."""
 
     async def work(queue: Queue) -> tuple[Delivery, int]:
-        manager = Manager(queue, Events(Silent()), lambda: None)
+        manager = Dispatcher(queue, Events(Silent()), lambda: None)
         manager.policy = Policy(CONFIG, {}, "boot")
         manager.ready = manager.runner.connected = True
         _, (row,) = await put(queue, message("a"))

@@ -17,7 +17,7 @@ from hostguard.linux import psi
 from hostguard.linux.disk import Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import monitor, rule
-from hostguard.pressure.monitor import Watcher
+from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.rule import Level, Settings
 from hostguard.pressure.sample import Disk, Sample
 from hostguard.pressure.sampler import boottime
@@ -61,7 +61,7 @@ class Host:
         self.residents = SimpleNamespace(stood_still=lambda unit, seconds: None)
         self.backlog: list[int] = []
         self.queue = SimpleNamespace(trouble="there is none")
-        self.watcher = Watcher(self)
+        self.watcher = Monitor(self)
         self.disk = Played()
 
     def host(self) -> HostView:

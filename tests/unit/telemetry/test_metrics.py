@@ -18,7 +18,7 @@ from hostguard.core.model import Config, LiveTurn, Mind
 from hostguard.linux import process
 from hostguard.pressure.rule import Level
 from hostguard.pressure.rule import State as PressureState
-from hostguard.telemetry.counters import Counts
+from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event
 from hostguard.turns.live import Phase, Turn
 
@@ -80,14 +80,14 @@ def test_attempts_that_fail_are_ends_and_the_tenth_is_a_dead_letter(tmp_path):
     ],
 )
 def test_what_ends_is_a_turn(events, counted):
-    counts = Counts()
+    counts = Counters()
     for event, fields in events:
         counts.note(event, {"mind": "ada", "outcome": "exited", **fields})
     assert (sum(counts.ended.values()), counts.not_started["ada"]) == counted
 
 
 def test_a_change_of_the_cap_alone_is_no_change_of_the_level():
-    counts = Counts()
+    counts = Counters()
     for level in ("stalled", "stalled", "strained", "calm", "calm", "stalled"):
         counts.note(Event.PRESSURE, {"level": level})
     assert counts.levels == {"stalled": 2, "strained": 1, "calm": 1}
@@ -97,7 +97,7 @@ def test_a_change_of_the_cap_alone_is_no_change_of_the_level():
     ("waited_ms", "bucket"), [(0, 0), (100, 0), (101, 1), (86_400_000, 9), (86_400_001, 10)]
 )
 def test_a_wait_is_in_the_first_bucket_whose_bound_it_does_not_pass(waited_ms, bucket):
-    counts = Counts()
+    counts = Counters()
     counts.note(Event.HOLD_ENDED, {"reason": "paused", "waited_ms": waited_ms})
     histogram = counts.held_s["paused"]
     assert histogram.counts == [int(at == bucket) for at in range(11)]

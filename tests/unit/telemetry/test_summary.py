@@ -24,7 +24,7 @@ from hostguard.telemetry.summary import (
     quantile,
     width_of,
 )
-from hostguard.telemetry.timeline import History
+from hostguard.telemetry.timeline import Timeline
 from hostguard.telemetry.timeline_store import Ended
 
 
@@ -114,7 +114,7 @@ class Hanging:
 def on_reporter(work: Any) -> None:
     async def main() -> None:
         queue = Hanging()
-        recorder = SimpleNamespace(history=History())
+        recorder = SimpleNamespace(history=Timeline())
         manager = SimpleNamespace(queue=queue, watcher=SimpleNamespace(recorder=recorder))
         daemon: Any = SimpleNamespace(manager=manager, status=status)
         await work(api_report.Reporter(daemon), queue)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hostguard.telemetry.timeline import (
     APART_MS,
     GRAIN,
-    History,
     Incident,
     Point,
     Seen,
+    Timeline,
     Trouble,
     coarse,
     steps,
@@ -39,8 +39,8 @@ NOTES = st.lists(
 )
 
 
-def noted(notes: list[tuple[int, Seen]]) -> tuple[History, list[tuple[int, Seen]]]:
-    history, at, told = History(), T0, []
+def noted(notes: list[tuple[int, Seen]]) -> tuple[Timeline, list[tuple[int, Seen]]]:
+    history, at, told = Timeline(), T0, []
     for pause, seen in notes:
         at += pause
         history.note(at, seen, FINE)
@@ -101,14 +101,14 @@ def test_a_clock_that_is_set_back_leaves_no_point_in_the_future() -> None:
 # -- incidents
 
 
-def stall(history: History, begin: int, seconds: int, **more: Any) -> None:
+def stall(history: Timeline, begin: int, seconds: int, **more: Any) -> None:
     history.note(begin, Seen(1, 2), Trouble("a request took 0.6 s", 4))
     history.note(begin + 1000, Seen(2, 1), Trouble("3 in flight", 4, **more))
     history.note(begin + seconds * 1000, Seen(0, 1), FINE)
 
 
 def test_an_incident_tells_its_worst_moment_and_what_was_done() -> None:
-    history = History()
+    history = Timeline()
     history.note(T0, Seen(0, 4), FINE)
     stall(history, T0 + 5000, 16, frozen=2, tightened=1_000_000)
     assert [*history.incidents] == [
@@ -117,7 +117,7 @@ def test_an_incident_tells_its_worst_moment_and_what_was_done() -> None:
 
 
 def test_what_is_said_of_a_stall_that_is_over_is_not_its_evidence() -> None:
-    history = History()
+    history = Timeline()
     history.note(T0, Seen(2, 1), Trouble("none completed for 1.5 s", 4))
     history.note(T0 + 9000, Seen(2, 1), Trouble("none completed for 10.5 s", 4))
     history.note(T0 + 12_000, Seen(2, 1), Trouble("", 4))
@@ -126,7 +126,7 @@ def test_what_is_said_of_a_stall_that_is_over_is_not_its_evidence() -> None:
 
 
 def test_trouble_that_comes_back_at_once_is_the_same_incident() -> None:
-    history = History()
+    history = Timeline()
     stall(history, T0, 10)
     stall(history, T0 + 10_000 + APART_MS - 1, 10)
     assert len(history.incidents) == 1
@@ -136,6 +136,6 @@ def test_trouble_that_comes_back_at_once_is_the_same_incident() -> None:
 
 
 def test_an_incident_that_lasts_has_no_end_yet() -> None:
-    history = History()
+    history = Timeline()
     history.note(T0, Seen(1, 2), Trouble("slow", None))
     assert history.incidents[0].until is None

@@ -42,7 +42,7 @@ def on_recorder(path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
 
     async def with_queue(queue: Any) -> Any:
         host = Host(queue)
-        return await work(timeline_recorder.Recorder(host), host, clock)  # type: ignore[arg-type]
+        return await work(timeline_recorder.TimelineRecorder(host), host, clock)  # type: ignore[arg-type]
 
     return on_queue(path, with_queue)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hostguard.store.waiters import Waiters
-from hostguard.turns.done_tracker import REPEAT_S, Done, Dones
+from hostguard.turns.done_tracker import REPEAT_S, Done, DoneTracker
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def turn(session: str, row: int, admitted: float | None = None) -> Any:
 def test_each_session_has_its_own_and_the_end_is_waited_for() -> None:
     async def work() -> None:
         waiters = Waiters()
-        dones = Dones(waiters)
+        dones = DoneTracker(waiters)
         assert dones.before(turn("s", 1), "s") == []
         one = dones.note(turn("s", 1), "s", None)
         assert dones.before(turn("s", 2), "s") == dones.before(turn("s", 2), None) == [one]
@@ -71,7 +71,7 @@ def test_each_session_has_its_own_and_the_end_is_waited_for() -> None:
 
 @pytest.mark.parametrize("how", ["note", "expect"])
 def test_one_for_all_sessions_matters_to_turns_of_any_that_began_since(how: str) -> None:
-    dones = Dones(Waiters())
+    dones = DoneTracker(Waiters())
     before = time.monotonic()
     if how == "note":
         dones.note(turn("s", 1), None, None)

@@ -14,16 +14,16 @@ from hostguard.core.model import (
     Mind,
     Reason,
 )
-from hostguard.gate.dispatcher import Manager
+from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase, Resident, Turn
 from hostguard.turns.mind_client import Outcome, Posted
 
 
-def fed(queue, posted: list[int]) -> tuple[Manager, Turn]:
+def fed(queue, posted: list[int]) -> tuple[Dispatcher, Turn]:
     """A manager with a live turn of m's main session; the ids of what is posted are noted."""
-    manager = Manager(queue, Events(Silent()), lambda: None)
+    manager = Dispatcher(queue, Events(Silent()), lambda: None)
     manager.policy = Policy(Config(minds={"m": Mind("m", url="http://127.0.0.1:9")}), {}, "boot")
     live = LiveTurn("t.scope", "m", "main", "99", takes_input=True)
     turn = Turn(live, 0, Phase.RUNNING, resident=Resident(posted=True))

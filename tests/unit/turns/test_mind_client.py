@@ -14,7 +14,7 @@ from hostguard.core.model import (
     State,
 )
 from hostguard.turns import mind_client
-from hostguard.turns.mind_client import Outcome, Posted, Postman
+from hostguard.turns.mind_client import MindClient, Outcome, Posted
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n"
 ROW = Delivery(
@@ -43,7 +43,7 @@ def post(*answer: bytes, pause: float = 0.0, then: float = 0.0) -> Posted:
     async def main() -> Posted:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        client = Postman()
+        client = MindClient()
         try:
             mind = Mind("m", url=f"http://127.0.0.1:{port}")
             return await asyncio.wait_for(client.post(mind, ROW, {"content": "hi"}, "7"), 30)
@@ -97,7 +97,7 @@ def test_an_answer_that_trickles_in_has_one_limit_for_all_of_it(hasty: None) -> 
 
 def test_nobody_listens() -> None:
     async def main() -> Posted:
-        client = Postman()
+        client = MindClient()
         try:
             return await client.post(Mind("m", url="http://127.0.0.1:9"), ROW, {}, "7")
         finally:

@@ -1,0 +1,56 @@
+"""Typed signals: a fact that one part reports and others act on, without knowing each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Fact = TypeVar("Fact")
+log = logging.getLogger(__name__)
+
+
+class Signal(Generic[Fact]):
+    """Passes each fact to every subscriber, in the order in which they subscribed.
+
+    A subscriber that fails is logged and does not keep the fact from the others. Only daemon.py subscribes.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[Fact], None]] = []
+
+    def subscribe(self, subscriber: Callable[[Fact], None]) -> None:
+        """Call `subscriber` with each fact from now on."""
+        self._subscribers.append(subscriber)
+
+    def send(self, fact: Fact) -> None:
+        """Report a fact. Never raises."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(fact)
+            except Exception:
+                log.exception("a subscriber failed on %r", fact)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """A turn of the session began (`busy`), or ended."""
+
+    mind: str
+    session: str
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStarted:
+    """A service that runs a mind was started."""
+
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class MindWoken:
+    """A sleeping mind is to be woken for a message."""
+
+    mind: str

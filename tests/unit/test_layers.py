@@ -1,0 +1,164 @@
+"""The packages and their order: each may import only those above it. hostguard/README.md has the map."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LAYERS = (
+    "core", "config", "linux", "systemd", "store", "telemetry", "turns", "pressure", "gate", "delivery",
+    "api", "daemon",
+)  # fmt: skip
+# The command line does without the daemon's parts.
+CLI_MAY = {"core", "config", "linux", "systemd", "telemetry", "pressure", "cli"}
+MODULES_MAX = 15
+# A library is used in one package only, so that its faults and its successor concern that one.
+ONLY_IN = {"dbus_next": "systemd", "pystemd": "systemd", "sqlite3": "store"}
+CGROUP_FILE = re.compile(r"/sys/fs/cgroup|(^|/)(cgroup|io|memory|cpu|pids)\.[a-z]+(\.[a-z]+)?$")
+TREES = {
+    path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted((ROOT / "hostguard").rglob("*.py"))
+}
+# What is still to be mended; a line goes with its fault.
+KNOWN = {
+    "hostguard.api.app -> hostguard.daemon -> hostguard.api.app",
+    "hostguard/api",
+    "hostguard/api/app.py imports hostguard.daemon",
+    "hostguard/api/metrics.py imports hostguard.daemon",
+    "hostguard/api/minds.py imports hostguard.daemon",
+    "hostguard/api/pressure.py imports hostguard.daemon",
+    "hostguard/api/report.py imports hostguard.daemon",
+    "hostguard/api/report.py imports sqlite3",
+    "hostguard/api/schedules.py imports hostguard.daemon",
+    "hostguard/api/web_endpoint.py imports hostguard.daemon",
+    "hostguard/cli/daemonless.py imports hostguard.gate.rule",
+    "hostguard/cli/doctor/checks/guard.py names /sys/fs/cgroup/",
+    "hostguard/cli/doctor/checks/kernel.py names /io.conf",
+    "hostguard/cli/doctor/checks/kernel.py names /sys/fs/cgroup",
+    "hostguard/cli/doctor/checks/kernel.py names /sys/fs/cgroup/cgroup.controllers",
+    "hostguard/cli/verbs/volute.py imports sqlite3",
+    "hostguard/config/build.py imports hostguard.pressure.rule",
+    "hostguard/core/model.py imports hostguard.pressure.rule",
+    "hostguard/core/outcome.py imports hostguard.linux.usage",
+    "hostguard/daemon.py sets self.manager.on_session",
+    "hostguard/daemon.py sets self.manager.runner.on_scope",
+    "hostguard/daemon.py sets self.manager.runner.on_unit",
+    "hostguard/daemon.py sets self.manager.watcher.tightener.on_set",
+    "hostguard/daemon.py sets self.queue.on_damage",
+    "hostguard/delivery/acceptor.py imports sqlite3",
+    "hostguard/delivery/batcher.py imports sqlite3",
+    "hostguard/delivery/held_back.py sets manager.on_taken_back",
+    "hostguard/delivery/quarantine.py imports sqlite3",
+    "hostguard/delivery/schedules.py imports sqlite3",
+    "hostguard/delivery/sleep.py imports hostguard.api.views",
+    "hostguard/delivery/sleep.py imports sqlite3",
+    "hostguard/gate/control.py imports hostguard.delivery.message",
+    "hostguard/gate/control.py imports sqlite3",
+    "hostguard/gate/dispatcher.py sets queue.on_trouble",
+    "hostguard/gate/ledger.py imports sqlite3",
+    "hostguard/pressure/monitor.py imports hostguard.gate.dispatcher",
+    "hostguard/pressure/sampler.py names io.pressure",
+    "hostguard/systemd/dbus_blocking.py imports hostguard.cli.errors",
+    "hostguard/systemd/fork_client.py imports hostguard.turns.command",
+    "hostguard/systemd/fork_client.py imports hostguard.turns.exit_record",
+    "hostguard/systemd/fork_server.py names /cpu.stat",
+    "hostguard/systemd/fork_server.py names /memory.peak",
+    "hostguard/telemetry/headlines.py imports hostguard.cli.render",
+    "hostguard/telemetry/page/__init__.py imports hostguard.cli.render",
+    "hostguard/telemetry/page/overtime.py imports hostguard.cli.render",
+    "hostguard/telemetry/page/tables.py imports hostguard.cli.render",
+    "hostguard/telemetry/timeline.py imports hostguard.pressure.rule",
+    "hostguard/telemetry/timeline_recorder.py imports hostguard.gate.dispatcher",
+    "hostguard/telemetry/timeline_recorder.py imports hostguard.pressure.rule",
+    "hostguard/telemetry/timeline_store.py imports sqlite3",
+    "hostguard/turns/adoption.py names cgroup.freeze",
+    "hostguard/turns/adoption.py names cgroup.procs",
+    "hostguard/turns/adoption.py names cpu.stat",
+    "hostguard/turns/mind_server.py names cgroup.procs",
+    "hostguard/turns/resident_driver.py imports hostguard.gate.dispatcher",
+}
+
+
+def name(path: Path) -> str:
+    """The module's name, a package's own without __init__."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name(path) for path in TREES}
+
+
+def package(module: str) -> str:
+    """The package of the layout that a module is in; "" for hostguard itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported, at whatever place: lazily or for types alone counts too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+def test_a_module_imports_only_from_above() -> None:
+    found = set()
+    for path, tree in TREES.items():
+        own = package(name(path))
+        for target in imports(tree):
+            other = package(target) if target.split(".")[0] == "hostguard" else ""
+            allowed = CLI_MAY if own in ("cli", "__main__") else LAYERS[: LAYERS.index(own)] if own else ()
+            if other not in ("", own) and other not in allowed:
+                found.add(f"{path} imports {target}")
+    assert found - KNOWN == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name(path): MODULES.intersection(imports(tree)) for path, tree in TREES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = " -> ".join(error.args[1])
+        assert circle in KNOWN, circle
+
+
+def test_an_outside_thing_has_one_package() -> None:
+    found = set()
+    for path, tree in TREES.items():
+        own = package(name(path))
+        for target in imports(tree):
+            if ONLY_IN.get(target.split(".")[0], own) != own and not path.name.endswith("_rows.py"):
+                found.add(f"{path} imports {target}")
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if own != "linux" and CGROUP_FILE.search(text):
+                found.add(f"{path} names {text}")
+    assert found - KNOWN == set()
+
+
+def test_nobody_sets_a_callback_on_another_object() -> None:
+    found = set()
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Attribute) and target.attr.startswith("on_"):
+                    found.add(f"{path} sets {ast.unparse(target)}")
+    found = {line for line in found if " sets self.on_" not in line}
+    assert found - KNOWN == set()
+
+
+def test_a_package_is_small_enough_to_know() -> None:
+    modules = [path.parent for path in TREES if path.name != "__init__.py"]
+    large = {str(folder) for folder in modules if modules.count(folder) > MODULES_MAX}
+    assert large - {"hostguard/cli/verbs"} - KNOWN == set()
+
+
+def test_only_the_entry_points_lie_beside_the_packages() -> None:
+    files = {path.name for path in (ROOT / "hostguard").iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "daemon.py", "README.md"}
