@@ -15,23 +15,11 @@ from starlette.routing import Route
 
 from hostguard.api import metrics, pressure, report, schedules, views
 from hostguard.api import minds as api_minds
-from hostguard.api.web import (
-    EXCEPTION_HANDLERS,
-    body_max,
-    json_object,
-    peer,
-    until_gone,
-)
+from hostguard.api.web import EXCEPTION_HANDLERS, body_max, json_object, peer, until_gone
 from hostguard.config.dump import as_dict
 from hostguard.config.load import ConfigError
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import (
-    bad_request,
-    conflict,
-    not_allowed,
-    unavailable,
-    unknown,
-)
+from hostguard.core.errors import bad_request, conflict, not_allowed, unavailable, unknown
 from hostguard.core.model import State
 from hostguard.delivery import message as intake
 from hostguard.gate import control

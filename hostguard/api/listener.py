@@ -7,13 +7,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
-from hostguard.api.server import (
-    LoopbackProtocol,
-    Server,
-    handed_over,
-    listen_tcp,
-    make_server,
-)
+from hostguard.api.server import LoopbackProtocol, Server, handed_over, listen_tcp, make_server
 
 if TYPE_CHECKING:
     from hostguard.systemd.notify import Notifier

@@ -15,12 +15,7 @@ from hostguard.api.web import body_max, json_object, peer
 from hostguard.config.build import schedule_fault
 from hostguard.config.schema import SCHEDULE, TIME_MAX
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import (
-    bad_request,
-    conflict,
-    not_allowed,
-    unknown,
-)
+from hostguard.core.errors import bad_request, conflict, not_allowed, unknown
 from hostguard.core.model import Config, Schedule
 from hostguard.core.names import schedule_name_fault
 from hostguard.delivery import message

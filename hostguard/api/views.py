@@ -10,15 +10,7 @@ from hostguard import __version__
 from hostguard.api.views_pressure import pressed
 from hostguard.core import retry
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Delivery,
-    Hold,
-    Mind,
-    MindView,
-    Reason,
-    Row,
-    State,
-)
+from hostguard.core.model import Delivery, Hold, Mind, MindView, Reason, Row, State
 from hostguard.core.units import parse_turn_unit, turn_unit
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import sleep_key

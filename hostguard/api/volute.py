@@ -26,13 +26,7 @@ from starlette.routing import Route
 from hostguard.api.listener import Listener
 from hostguard.api.web import EXCEPTION_HANDLERS, body_max, json_object
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import (
-    Problem,
-    bad_request,
-    not_allowed,
-    unavailable,
-    unknown,
-)
+from hostguard.core.errors import Problem, bad_request, not_allowed, unavailable, unknown
 from hostguard.core.model import Config
 from hostguard.delivery import message as intake
 

@@ -11,14 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from hostguard.core.errors import (
-    Problem,
-    bad_request,
-    internal,
-    not_allowed,
-    too_large,
-    unknown,
-)
+from hostguard.core.errors import Problem, bad_request, internal, not_allowed, too_large, unknown
 
 T = TypeVar("T")
 

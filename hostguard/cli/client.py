@@ -11,14 +11,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from hostguard.cli.errors import (
-    FAILED,
-    UNKNOWN,
-    USAGE,
-    CliError,
-    ConnectionLost,
-    NotRunning,
-)
+from hostguard.cli.errors import FAILED, UNKNOWN, USAGE, CliError, ConnectionLost, NotRunning
 from hostguard.core import paths
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without

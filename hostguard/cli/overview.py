@@ -7,19 +7,9 @@ from time import time
 from hostguard.cli import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
 from hostguard.cli.render import as_json as as_json_text
-from hostguard.cli.render import (
-    colours,
-    cut,
-    safe,
-    terminal_size,
-)
+from hostguard.cli.render import colours, cut, safe, terminal_size
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
-from hostguard.telemetry.headlines import (
-    QUIET,
-    Line,
-    busy_minds,
-    news,
-)
+from hostguard.telemetry.headlines import QUIET, Line, busy_minds, news
 
 TABLE_MIN = 3  # rows of a table that are shown however low the screen is
 MARKS = ("  ", "! ", "!!")  # by how bad a line is: it is seen without colour, too

@@ -16,12 +16,7 @@ from hostguard.config import load as config
 from hostguard.core import paths
 from hostguard.core.model import Config
 from hostguard.linux import disk as device
-from hostguard.pressure.rule import (
-    TICK,
-    Settings,
-    State,
-    step,
-)
+from hostguard.pressure.rule import TICK, Settings, State, step
 from hostguard.pressure.sample import Sample
 from hostguard.pressure.trace import Head, sample_of, settings_of
 

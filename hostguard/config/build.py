@@ -13,13 +13,7 @@ from typing import Any
 
 from hostguard.config.toml import KeyPath, dotted, quoted
 from hostguard.core import paths
-from hostguard.core.model import (
-    Config,
-    Limits,
-    Mind,
-    Schedule,
-    WakeOn,
-)
+from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.core.payload import compact, scheduled
 from hostguard.pressure.rule import Settings, settings_fault
 

@@ -7,13 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hostguard.config.schema import UNLIMITED
-from hostguard.core.model import (
-    Config,
-    Limits,
-    Mind,
-    Schedule,
-    WakeOn,
-)
+from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
 
 HIDDEN = "(hidden)"
 

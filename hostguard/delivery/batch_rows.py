@@ -6,12 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    State,
-    Target,
-)
+from hostguard.core.model import Delivery, Kind, State, Target
 from hostguard.delivery.batch_rule import gathered
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

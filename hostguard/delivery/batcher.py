@@ -25,15 +25,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Kind
 from hostguard.core.payload import told
 from hostguard.delivery import batch_rows
-from hostguard.delivery.batch_rule import (
-    Flush,
-    Heard,
-    Item,
-    Session,
-    decide,
-    interrupts,
-    triggered,
-)
+from hostguard.delivery.batch_rule import Flush, Heard, Item, Session, decide, interrupts, triggered
 from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
 from hostguard.gate.dispatcher import Dispatcher

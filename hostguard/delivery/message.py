@@ -7,24 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.config.schema import TIME_MAX
-from hostguard.core.errors import (
-    bad_request,
-    conflict,
-    too_large,
-    unknown,
-)
-from hostguard.core.model import (
-    Config,
-    Kind,
-    Mind,
-    Target,
-)
-from hostguard.core.names import (
-    NEW_SESSION,
-    OWN_SESSION,
-    SESSION_MAX,
-    own_session,
-)
+from hostguard.core.errors import bad_request, conflict, too_large, unknown
+from hostguard.core.model import Config, Kind, Mind, Target
+from hostguard.core.names import NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
 from hostguard.core.payload import compact
 from hostguard.store.deliveries import New
 

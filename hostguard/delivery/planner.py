@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.core.model import (
-    Kind,
-    Mind,
-    State,
-    Target,
-)
+from hostguard.core.model import Kind, Mind, State, Target
 from hostguard.core.names import NEW_PREFIX, NEW_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import wake_rules

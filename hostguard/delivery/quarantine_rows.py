@@ -11,18 +11,8 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    State,
-    Target,
-)
-from hostguard.core.payload import (
-    CHANNEL,
-    SENDER,
-    system_payload,
-    told,
-)
+from hostguard.core.model import Delivery, Kind, State, Target
+from hostguard.core.payload import CHANNEL, SENDER, system_payload, told
 from hostguard.delivery.wake_rules import text_of
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

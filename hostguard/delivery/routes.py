@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hostguard.core.names import (
-    NEW_PREFIX,
-    NEW_SESSION,
-    OWN_SESSION,
-    SESSION_MAX,
-)
+from hostguard.core.names import NEW_PREFIX, NEW_SESSION, OWN_SESSION, SESSION_MAX
 from hostguard.core.patterns import matches, says
 from hostguard.delivery.wake_rules import text_of
 

@@ -23,13 +23,7 @@ from hostguard.api import views
 from hostguard.core import retry
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
-from hostguard.core.model import (
-    Kind,
-    Mind,
-    Row,
-    State,
-    Target,
-)
+from hostguard.core.model import Kind, Mind, Row, State, Target
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.message import known_mind

@@ -9,28 +9,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import (
-    Problem,
-    bad_request,
-    conflict,
-    unavailable,
-    unknown,
-)
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    Reason,
-    State,
-)
+from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
+from hostguard.core.model import Delivery, Kind, Reason, State
 from hostguard.delivery.message import known_mind
 from hostguard.gate.deadlock import hopeless
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import (
-    CAP_MAX,
-    LIMITS,
-    limit_key,
-    pause_key,
-)
+from hostguard.gate.policy import CAP_MAX, LIMITS, limit_key, pause_key
 from hostguard.store import deliveries
 from hostguard.store.writer import Refused, Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost

@@ -16,15 +16,7 @@ from typing import Any
 from hostguard.core import outcome as outcome_
 from hostguard.core import retry
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Delivery,
-    Hold,
-    Kind,
-    Reason,
-    Row,
-    State,
-    Waited,
-)
+from hostguard.core.model import Delivery, Hold, Kind, Reason, Row, State, Waited
 from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.core.model import (
-    Config,
-    Delivery,
-    Kind,
-    Target,
-)
+from hostguard.core.model import Config, Delivery, Kind, Target
 from hostguard.core.outcome import Ending
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
 from hostguard.store.deliveries import New

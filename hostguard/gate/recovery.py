@@ -19,13 +19,7 @@ from contextlib import suppress
 
 from hostguard.core import outcome, paths, retry
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    LiveTurn,
-    State,
-    Waited,
-)
+from hostguard.core.model import Delivery, Kind, LiveTurn, State, Waited
 from hostguard.core.units import turn_unit
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.store import deliveries

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.core.model import (
-    Fold,
-    Hold,
-    HostView,
-    MindView,
-    Reason,
-    Row,
-    Start,
-    Verdict,
-)
+from hostguard.core.model import Fold, Hold, HostView, MindView, Reason, Row, Start, Verdict
 
 
 def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:

@@ -8,14 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hostguard.core import outcome, payload, retry
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    LiveTurn,
-    Mind,
-    Row,
-    State,
-)
+from hostguard.core.model import Delivery, Kind, LiveTurn, Mind, Row, State
 from hostguard.core.names import own_session
 from hostguard.core.units import turn_unit
 from hostguard.store import deliveries

@@ -21,12 +21,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hostguard.pressure.sample import (
-    Sample,
-    ran_backwards,
-    share,
-    took,
-)
+from hostguard.pressure.sample import Sample, ran_backwards, share, took
 
 
 class Level(StrEnum):

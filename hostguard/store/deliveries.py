@@ -11,13 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.core.model import (
-    PENDING,
-    Delivery,
-    Kind,
-    State,
-    Target,
-)
+from hostguard.core.model import PENDING, Delivery, Kind, State, Target
 from hostguard.store.writer import Refused
 
 Op = Callable[[sqlite3.Connection], Any]

@@ -21,14 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from hostguard.store.connection import (
-    ROOM,
-    connect,
-    explained,
-    is_damage,
-    open_database,
-    suspect_mark,
-)
+from hostguard.store.connection import ROOM, connect, explained, is_damage, open_database, suspect_mark
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hostguard.core.units import Property, parse_turn_unit, slice_mind
-from hostguard.systemd.dbus import (
-    MANAGER,
-    PATH,
-    PROPERTIES,
-    Bus,
-    SystemdError,
-    SystemdLost,
-    variants,
-)
+from hostguard.systemd.dbus import MANAGER, PATH, PROPERTIES, Bus, SystemdError, SystemdLost, variants
 
 log = logging.getLogger(__name__)
 

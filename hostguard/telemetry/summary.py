@@ -11,12 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hostguard.telemetry.timeline import (
-    LEVELS,
-    Incident,
-    Point,
-    steps,
-)
+from hostguard.telemetry.timeline import LEVELS, Incident, Point, steps
 from hostguard.telemetry.timeline_store import Ended
 
 Json = dict[str, Any]

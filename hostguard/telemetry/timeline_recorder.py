@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hostguard.core.clock import now_ms
 from hostguard.pressure.rule import Level
 from hostguard.telemetry import timeline_store
-from hostguard.telemetry.timeline import (
-    LEVELS,
-    Incident,
-    Seen,
-    Timeline,
-    Trouble,
-    coarse,
-)
+from hostguard.telemetry.timeline import LEVELS, Incident, Seen, Timeline, Trouble, coarse
 
 if TYPE_CHECKING:
     from hostguard.gate.dispatcher import Dispatcher

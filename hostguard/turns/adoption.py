@@ -22,12 +22,7 @@ from pathlib import Path
 
 from hostguard.core.model import Mind
 from hostguard.linux.cgroup import populated
-from hostguard.linux.process import (
-    Process,
-    members,
-    process,
-    storage,
-)
+from hostguard.linux.process import Process, members, process, storage
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.turns import process_sessions

@@ -14,16 +14,7 @@ from pathlib import Path
 
 from hostguard.core.model import Config, Limits
 from hostguard.linux.disk import Device
-from hostguard.linux.limits import (
-    Kernel,
-    Label,
-    Verdict,
-    configured,
-    judge,
-    read_applied,
-    read_kernel,
-    worst,
-)
+from hostguard.linux.limits import Kernel, Label, Verdict, configured, judge, read_applied, read_kernel, worst
 from hostguard.telemetry.events import Event, Events
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from hostguard.core.model import (
-    NOT_HELD,
-    Delivery,
-    LiveTurn,
-    Waited,
-)
+from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Waited
 from hostguard.core.outcome import Ending, Record
 from hostguard.linux.usage import Usage
 from hostguard.systemd.fork_client import Stub

@@ -19,14 +19,7 @@ from pathlib import Path
 from hostguard.core.model import Mind
 from hostguard.core.units import parse_turn_unit, unit_of_cgroup
 from hostguard.linux import cgroup as cgroups
-from hostguard.linux.process import (
-    Process,
-    home_of,
-    listeners,
-    members,
-    process,
-    uid_of,
-)
+from hostguard.linux.process import Process, home_of, listeners, members, process, uid_of
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 

@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING
 from hostguard.core import outcome as outcome_
 from hostguard.core import payload
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Config,
-    Delivery,
-    Mind,
-    Row,
-)
+from hostguard.core.model import Config, Delivery, Mind, Row
 from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost

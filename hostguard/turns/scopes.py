@@ -14,22 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard.core import outcome, units
-from hostguard.core.model import (
-    Kind,
-    Limits,
-    LiveTurn,
-    Mind,
-)
+from hostguard.core.model import Kind, Limits, LiveTurn, Mind
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.usage import Usage, of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.systemd.fork_client import (
-    ForkClient,
-    Stub,
-    anchor,
-    release,
-)
+from hostguard.systemd.fork_client import ForkClient, Stub, anchor, release
 from hostguard.turns import command, exit_record
 from hostguard.turns.live import Live, Phase, Turn
 from hostguard.turns.scope_reaper import ScopeReaper

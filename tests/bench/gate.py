@@ -17,13 +17,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from hostguard.core.model import (
-    HostView,
-    LiveTurn,
-    MindView,
-    Row,
-    Start,
-)
+from hostguard.core.model import HostView, LiveTurn, MindView, Row, Start
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.rule import decide
 from hostguard.store import deliveries

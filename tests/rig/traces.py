@@ -17,12 +17,7 @@ from pathlib import Path
 
 from hostguard import __version__
 from hostguard.linux.disk import Device
-from hostguard.pressure.rule import (
-    TICK,
-    Settings,
-    State,
-    step,
-)
+from hostguard.pressure.rule import TICK, Settings, State, step
 from hostguard.pressure.sampler import Sampler
 from hostguard.pressure.trace import Head, head_line, sample_line
 from tests.rig.card import Card

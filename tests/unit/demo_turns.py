@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hostguard.cli.demo.results import (
-    Held,
-    Phase,
-    Stop,
-    Turn,
-    Write,
-    felt,
-)
+from hostguard.cli.demo.results import Held, Phase, Stop, Turn, Write, felt
 
 
 def turn(id_: int, mind: str, started: float | None, ended: float | None, **more: Any) -> Turn:

@@ -8,13 +8,7 @@ from onqueue import on_queue
 from played import Silent
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Config,
-    LiveTurn,
-    Mind,
-    State,
-    Target,
-)
+from hostguard.core.model import Config, LiveTurn, Mind, State, Target
 from hostguard.delivery.batcher import Batcher
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy

@@ -5,10 +5,7 @@ from __future__ import annotations
 from onqueue import on_queue
 
 from hostguard.core import outcome
-from hostguard.core.model import (
-    Config,
-    Mind,
-)
+from hostguard.core.model import Config, Mind
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.systemd.journal import Journal

@@ -5,12 +5,7 @@ import json
 
 from onqueue import acceptor
 
-from hostguard.core.model import (
-    Config,
-    Mind,
-    Schedule,
-    State,
-)
+from hostguard.core.model import Config, Mind, Schedule, State
 from hostguard.delivery.schedules import Scheduler
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy

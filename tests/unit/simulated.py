@@ -13,12 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hostguard.pressure.rule import (
-    Level,
-    Settings,
-    State,
-    step,
-)
+from hostguard.pressure.rule import Level, Settings, State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 
 Window = tuple[float, float]

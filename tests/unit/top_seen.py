@@ -6,12 +6,7 @@ from typing import Any
 
 from statuses import MIB, NOW, stalled
 
-from hostguard.cli.top.model import (
-    Look,
-    Used,
-    View,
-    view,
-)
+from hostguard.cli.top.model import Look, Used, View, view
 
 BEFORE = Look(10.0, {"hostguard-turn-ada-17.scope": Used(1000, 0, 5 * MIB)})
 

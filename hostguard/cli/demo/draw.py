@@ -7,12 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hostguard.cli.demo.plan import CAP, MINDS
-from hostguard.cli.demo.results import (
-    Phase,
-    Stop,
-    Turn,
-    most_at_once,
-)
+from hostguard.cli.demo.results import Phase, Stop, Turn, most_at_once
 from hostguard.cli.render import cut, table
 
 NARROWEST = 20  # columns of a timeline's bars; below this they say nothing

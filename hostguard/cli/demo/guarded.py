@@ -11,14 +11,7 @@ from typing import Any
 from hostguard.cli import client
 from hostguard.cli.demo.bystander import Bystander
 from hostguard.cli.demo.host import Host
-from hostguard.cli.demo.plan import (
-    CAP,
-    CHANNEL,
-    HEARTBEATS,
-    WAKES,
-    configured,
-    shown,
-)
+from hostguard.cli.demo.plan import CAP, CHANNEL, HEARTBEATS, WAKES, configured, shown
 from hostguard.cli.demo.results import Held, Phase, Turn
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import View

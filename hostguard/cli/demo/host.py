@@ -16,16 +16,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.demo.plan import (
-    CAP,
-    MINDS,
-    Note,
-    configured,
-    drop_in,
-    read_note,
-    restoring,
-    space,
-)
+from hostguard.cli.demo.plan import CAP, MINDS, Note, configured, drop_in, read_note, restoring, space
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.errors import CliError, ConnectionLost, NotRunning
 from hostguard.core import paths

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from hostguard.cli.demo.draw import (
-    WIDTH,
-    Ink,
-    cut_with,
-    ink,
-    seconds,
-    timeline,
-)
+from hostguard.cli.demo.draw import WIDTH, Ink, cut_with, ink, seconds, timeline
 from hostguard.cli.demo.plan import MINDS
 from hostguard.cli.demo.results import Phase, Turn
 

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.cli import client
-from hostguard.cli.doctor.checks import (
-    Check,
-    Host,
-    Level,
-    disk,
-    guard,
-    kernel,
-)
+from hostguard.cli.doctor.checks import Check, Host, Level, disk, guard, kernel
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.config import load as configuration
 from hostguard.core import paths

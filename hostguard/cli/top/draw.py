@@ -6,18 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hostguard.cli.render import (
-    columns,
-    cut,
-    safe,
-    table,
-)
-from hostguard.cli.top.keys import (
-    HELP,
-    Mode,
-    Ui,
-    chosen,
-)
+from hostguard.cli.render import columns, cut, safe, table
+from hostguard.cli.top.keys import HELP, Mode, Ui, chosen
 from hostguard.cli.top.model import MindRow, TurnRow, View
 from hostguard.telemetry.headlines import BAD, WARN
 

@@ -10,12 +10,7 @@ from hostguard.cli.errors import CliError
 from hostguard.cli.top.ask import Asker
 from hostguard.cli.top.draw import away, screen
 from hostguard.cli.top.keys import Quit, Ui, press
-from hostguard.cli.top.model import (
-    Look,
-    View,
-    look,
-    view,
-)
+from hostguard.cli.top.model import Look, View, look, view
 from hostguard.cli.top.terminal import Terminal
 
 RATE_S = 0.9  # a rate is over this at least: a look that a key brought is too near to the one before

@@ -6,14 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.telemetry.headlines import (
-    Line,
-    busy_minds,
-    hold_text,
-    news,
-    running,
-    waits,
-)
+from hostguard.telemetry.headlines import Line, busy_minds, hold_text, news, running, waits
 
 SLOT_MS = 2_000  # of the level's history that one column stands for: two minutes in sixty
 FRESH_MS = 5_000  # an older look at the disk says nothing of now

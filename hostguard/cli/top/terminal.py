@@ -14,12 +14,7 @@ from contextlib import contextmanager, suppress
 
 from hostguard.cli.errors import FAILED
 from hostguard.cli.render import colours
-from hostguard.cli.top.draw import (
-    ASCII,
-    UNICODE,
-    Ink,
-    Line,
-)
+from hostguard.cli.top.draw import ASCII, UNICODE, Ink, Line
 from hostguard.cli.top.keys import names
 from hostguard.cli.top.paint import Painter
 

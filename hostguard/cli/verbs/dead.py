@@ -7,13 +7,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import (
-    complete_dead,
-    complete_minds,
-    each,
-    json_option,
-    print_json,
-)
+from hostguard.cli.options import complete_dead, complete_minds, each, json_option, print_json
 from hostguard.cli.render import clock, table, terminal_width
 from hostguard.cli.verbs.queue import LIMIT_MAX, ended
 

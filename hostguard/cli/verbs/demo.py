@@ -7,20 +7,9 @@ from pathlib import Path
 
 import click
 
-from hostguard.cli.demo import (
-    draw,
-    guarded,
-    plain,
-    stopped,
-)
+from hostguard.cli.demo import draw, guarded, plain, stopped
 from hostguard.cli.demo.host import prepared
-from hostguard.cli.demo.plan import (
-    BLOCK,
-    SIZE,
-    SIZE_MAX,
-    STOP_MAX_S,
-    STOP_S,
-)
+from hostguard.cli.demo.plan import BLOCK, SIZE, SIZE_MAX, STOP_MAX_S, STOP_S
 from hostguard.cli.demo.results import failures, stop_failures
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose

@@ -16,26 +16,12 @@ import click
 from hostguard.cli import client, recording
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.options import json_option, print_json
-from hostguard.cli.render import (
-    clock,
-    duration,
-    fields,
-    safe,
-    table,
-    terminal_width,
-)
+from hostguard.cli.render import clock, duration, fields, safe, table, terminal_width
 from hostguard.cli.when import as_duration
 from hostguard.config import schema
 from hostguard.pressure.rule import Settings, State
 from hostguard.pressure.sample import Sample
-from hostguard.pressure.trace import (
-    TraceError,
-    head_line,
-    read,
-    replay,
-    sample_line,
-    settings_of,
-)
+from hostguard.pressure.trace import TraceError, head_line, read, replay, sample_line, settings_of
 
 WATCH_S = 1.0
 

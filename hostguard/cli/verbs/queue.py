@@ -9,22 +9,8 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import (
-    complete_minds,
-    complete_rows,
-    json_option,
-    print_json,
-)
-from hostguard.cli.render import (
-    clock,
-    duration,
-    fields,
-    ms,
-    safe,
-    size,
-    table,
-    terminal_width,
-)
+from hostguard.cli.options import complete_minds, complete_rows, json_option, print_json
+from hostguard.cli.render import clock, duration, fields, ms, safe, size, table, terminal_width
 from hostguard.telemetry.headlines import hold_text
 
 STATES = (

@@ -16,13 +16,7 @@ from uuid import uuid4
 import click
 
 from hostguard.cli import client, daemonless
-from hostguard.cli.errors import (
-    FAILED,
-    HELD,
-    CliError,
-    ConnectionLost,
-    NotRunning,
-)
+from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
 from hostguard.cli.options import complete_minds
 from hostguard.cli.render import safe
 from hostguard.cli.when import as_duration

@@ -8,18 +8,8 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import (
-    complete_addresses,
-    json_option,
-    mind_session,
-    print_json,
-)
-from hostguard.cli.render import (
-    clock,
-    safe,
-    table,
-    terminal_width,
-)
+from hostguard.cli.options import complete_addresses, json_option, mind_session, print_json
+from hostguard.cli.render import clock, safe, table, terminal_width
 from hostguard.cli.when import as_duration, as_time
 
 

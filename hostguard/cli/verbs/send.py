@@ -10,12 +10,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, HELD, CliError
-from hostguard.cli.options import (
-    complete_addresses,
-    json_option,
-    mind_session,
-    print_json,
-)
+from hostguard.cli.options import complete_addresses, json_option, mind_session, print_json
 from hostguard.cli.render import ms, safe
 from hostguard.cli.verbs.queue import ended
 from hostguard.cli.when import as_duration, as_time

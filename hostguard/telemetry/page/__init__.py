@@ -16,12 +16,7 @@ from typing import Any
 from hostguard.cli.render import clock, duration, safe
 from hostguard.telemetry.headlines import BAD, INFO, news
 from hostguard.telemetry.page.overtime import over_time
-from hostguard.telemetry.page.tables import (
-    incidents,
-    minds,
-    running,
-    waiting,
-)
+from hostguard.telemetry.page.tables import incidents, minds, running, waiting
 
 SPANS = ((1, "hour"), (24, "day"), (168, "week"))  # hours, of the live page's links
 CLASSES = ("fine", "strained", "stalled")  # by how bad news is

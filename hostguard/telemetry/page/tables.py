@@ -6,20 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from hostguard.cli.render import (
-    clock,
-    duration,
-    ms,
-    safe,
-    size,
-)
-from hostguard.telemetry.headlines import (
-    WHY,
-    busy_minds,
-    hold_text,
-    turns,
-    waits,
-)
+from hostguard.cli.render import clock, duration, ms, safe, size
+from hostguard.telemetry.headlines import WHY, busy_minds, hold_text, turns, waits
 
 WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen
 Cell = tuple[str, float | None]  # what it shows, as HTML; and the number by which it sorts

@@ -13,19 +13,7 @@ from pathlib import Path
 
 import family
 import pytest
-from adopt_host import (
-    FILE,
-    MAIN,
-    OTHER,
-    UNIT,
-    Host,
-    Server,
-    a_host,
-    cgroup,
-    delegated,
-    listens,
-    with_host,
-)
+from adopt_host import FILE, MAIN, OTHER, UNIT, Host, Server, a_host, cgroup, delegated, listens, with_host
 from adopt_host import _clean as _clean
 from adopt_host import server as server
 from guard import run, systemctl

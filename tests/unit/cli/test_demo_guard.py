@@ -12,12 +12,7 @@ from guard import wait_for
 
 from hostguard.cli.demo import guarded, plan
 from hostguard.cli.demo.bystander import Bystander
-from hostguard.cli.demo.plan import (
-    HEARTBEATS,
-    MINDS,
-    WAKES,
-    Note,
-)
+from hostguard.cli.demo.plan import HEARTBEATS, MINDS, WAKES, Note
 from hostguard.cli.demo.results import Held, Turn
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.errors import CliError

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from hostguard.cli.doctor.proposal import (
-    RATE_MIN,
-    SLOW_RATE,
-    Facts,
-    file_lines,
-    propose,
-    slice_weight,
-)
+from hostguard.cli.doctor.proposal import RATE_MIN, SLOW_RATE, Facts, file_lines, propose, slice_weight
 from hostguard.config.load import load
 from hostguard.linux.disk import Device
 from hostguard.linux.limits import Kernel

@@ -19,12 +19,7 @@ from statuses import NOW, change, hold, mind, pressure, stalled, status, turn
 from hostguard.cli import tables
 from hostguard.cli.overview import screen
 from hostguard.cli.render import columns
-from hostguard.telemetry.headlines import (
-    BAD,
-    INFO,
-    WARN,
-    news,
-)
+from hostguard.telemetry.headlines import BAD, INFO, WARN, news
 
 
 @pytest.fixture(autouse=True)

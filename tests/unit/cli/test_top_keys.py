@@ -12,20 +12,8 @@ from screen import Screen
 from statuses import NOW, stalled, status, turn
 from top_seen import BEFORE, seen
 
-from hostguard.cli.top.draw import (
-    ASCII,
-    Line,
-    plain,
-    screen,
-)
-from hostguard.cli.top.keys import (
-    Ask,
-    Mode,
-    Quit,
-    Ui,
-    names,
-    press,
-)
+from hostguard.cli.top.draw import ASCII, Line, plain, screen
+from hostguard.cli.top.keys import Ask, Mode, Quit, Ui, names, press
 from hostguard.cli.top.model import View, view
 from hostguard.cli.top.paint import Painter
 

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard.core.errors import Problem
-from hostguard.core.model import (
-    Config,
-    Kind,
-    Mind,
-    Target,
-)
+from hostguard.core.model import Config, Kind, Mind, Target
 from hostguard.delivery import message as intake
 
 CONFIG = Config(

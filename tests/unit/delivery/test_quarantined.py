@@ -10,15 +10,7 @@ from unmatched import kept, store
 
 from hostguard.core.model import Kind, State, Target
 from hostguard.delivery import planner, quarantine_rows
-from hostguard.delivery.quarantine_rows import (
-    GATED_MAX,
-    NOTHING,
-    invite,
-    move,
-    read,
-    release,
-    totals,
-)
+from hostguard.delivery.quarantine_rows import GATED_MAX, NOTHING, invite, move, read, release, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

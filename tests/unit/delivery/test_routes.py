@@ -2,12 +2,7 @@ import json
 
 import pytest
 
-from hostguard.delivery.routes import (
-    Batch,
-    instructions,
-    parse_routes,
-    route,
-)
+from hostguard.delivery.routes import Batch, instructions, parse_routes, route
 
 TOLD = {"channel": "discord:general", "sender": "ann", "content": "hello"}
 

@@ -18,12 +18,7 @@ from onqueue import acceptor, to
 from played import CONFIG, CRASH, MINDS, OK, Played, Silent
 
 from hostguard.core import retry
-from hostguard.core.model import (
-    Hold,
-    Reason,
-    Row,
-    State,
-)
+from hostguard.core.model import Hold, Reason, Row, State
 from hostguard.gate import control
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy

@@ -7,17 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hostguard.core.model import (
-    Fold,
-    Hold,
-    HostView,
-    Kind,
-    LiveTurn,
-    MindView,
-    Reason,
-    Row,
-    Start,
-)
+from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Reason, Row, Start
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.rule import decide
 

@@ -9,12 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from hostguard.pressure.rule import (
-    Level,
-    Settings,
-    State,
-    step,
-)
+from hostguard.pressure.rule import Level, Settings, State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 from tests.unit.simulated import World, between
 

@@ -15,15 +15,7 @@ from until import until
 from hostguard.api import report as api_report
 from hostguard.core.clock import now_ms
 from hostguard.store.writer import Unavailable
-from hostguard.telemetry.summary import (
-    SERIES,
-    STEPS_MAX,
-    WIDTHS,
-    begin_of,
-    make,
-    quantile,
-    width_of,
-)
+from hostguard.telemetry.summary import SERIES, STEPS_MAX, WIDTHS, begin_of, make, quantile, width_of
 from hostguard.telemetry.timeline import Timeline
 from hostguard.telemetry.timeline_store import Ended
 

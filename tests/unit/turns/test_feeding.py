@@ -8,12 +8,7 @@ import pytest
 from onqueue import message, on_queue, put
 from played import Silent
 
-from hostguard.core.model import (
-    Config,
-    LiveTurn,
-    Mind,
-    Reason,
-)
+from hostguard.core.model import Config, LiveTurn, Mind, Reason
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
 from hostguard.telemetry.events import Events

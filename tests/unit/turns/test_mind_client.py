@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from hostguard.core.model import (
-    Delivery,
-    Kind,
-    Mind,
-    State,
-)
+from hostguard.core.model import Delivery, Kind, Mind, State
 from hostguard.turns import mind_client
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
 

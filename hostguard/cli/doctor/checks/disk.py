@@ -6,12 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from hostguard.cli.doctor.checks import (
-    Check,
-    Host,
-    Level,
-    ok,
-)
+from hostguard.cli.doctor.checks import Check, Host, Level, ok
 from hostguard.core import paths
 from hostguard.linux.disk import mounts_on, of_number
 from hostguard.linux.limits import configured

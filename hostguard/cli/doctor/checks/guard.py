@@ -7,20 +7,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from hostguard.cli.doctor.checks import (
-    Check,
-    Host,
-    Level,
-    ok,
-)
+from hostguard.cli.doctor.checks import Check, Host, Level, ok
 from hostguard.core.units import SLICE
-from hostguard.linux.limits import (
-    Label,
-    Verdict,
-    configured,
-    judge,
-    worst,
-)
+from hostguard.linux.limits import Label, Verdict, configured, judge, worst
 
 SHOWN = 3  # processes that are named
 

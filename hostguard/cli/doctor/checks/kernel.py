@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.cli.doctor.checks import (
-    Check,
-    Host,
-    Level,
-    boot_option,
-    ok,
-)
+from hostguard.cli.doctor.checks import Check, Host, Level, boot_option, ok
 from hostguard.linux.limits import FILES, IO_MAX, configured
 from hostguard.linux.mounts import read
 
