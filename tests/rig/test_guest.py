@@ -12,6 +12,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -180,12 +181,37 @@ def test_the_second_signal_ends_it_at_once(guest: list[str]) -> None:
         assert process.wait(5) == 130
 
 
-def test_a_signal_while_it_boots(guest: list[str]) -> None:
-    for delay in (0.02, 0.05, 0.1, 0.2):
-        with start([*guest, "--", "sleep", "60"]) as process:
-            time.sleep(delay)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(10) in (143, -signal.SIGTERM)
+def test_a_signal_at_any_moment_of_the_boot(guest: list[str], tmp_path: Path) -> None:
+    """Before each line of the script that is run until the command is, bash sends itself a SIGTERM."""
+    seen, bash_env = tmp_path / "lines", tmp_path / "trap"
+    bash_env.write_text(
+        """step() {
+    [ "$1" != 1 ] || SCRIPT=''  # it ends: the trap for EXIT
+    [ "$BASHPID $0" = "$$ $SCRIPT" ] || return 0
+    echo "$1" >>"$SEEN"
+    [ "$1" != "$AT" ] || { AT=''; kill -TERM $$; }
+}
+set -T
+trap 'step $LINENO' DEBUG
+"""
+    )
+    settings = {"BASH_ENV": str(bash_env), "SCRIPT": str(RIG / "guest"), "SEEN": str(seen), "AT": ""}
+
+    def stopped(line: int) -> tuple[int, int, str, set[str]]:
+        cache = tmp_path / str(line)
+        at = [f"{name}={value}" for name, value in {**settings, "AT": line, "XDG_CACHE_HOME": cache}.items()]
+        done = run([*guest[:2], *at, *guest[2:], "--", "sleep", "9"])
+        return line, done.returncode, done.stderr, folders(cache / "hostguard-rig/guests")
+
+    everything = ["env", *[f"{name}={value}" for name, value in settings.items()], *guest[1:], "--", "true"]
+    assert run(everything).returncode == 0
+    lines = sorted({int(line) for line in seen.read_text().split()})
+    assert len(lines) > 30, lines
+    with ThreadPoolExecutor(4) as pool:
+        for line, status, said, left in pool.map(stopped, lines):
+            assert status in (143, -signal.SIGTERM), (line, status, said)
+            assert "guest: " not in said, (line, said)  # as bash tells of a fault
+            assert left == set(), line
 
 
 def test_the_next_guest_sweeps_up_after_a_killed_one(guest: list[str], guests: Path) -> None:
