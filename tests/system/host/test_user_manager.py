@@ -98,7 +98,7 @@ def pat() -> Iterator[Pat]:
         folder = Path(f"/run/systemd/system/{unit}{uid}.service.d")
         folder.mkdir(parents=True)
         (folder / "guest.conf").write_text(text)
-    for name, module in (("hostguard", "hostguard.cli"), ("hostguardd", "hostguard.daemon")):
+    for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.daemon")):
         script = COMMAND.format(root=ROOT, python=sys.executable, module=module)
         made.write(f".local/bin/{name}", script, 0o755)
     units = ".config/systemd/user"
