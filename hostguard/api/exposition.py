@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 
 from hostguard.api.views import effective_cap
 from hostguard.core.model import Reason
+from hostguard.core.settings import Level
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.linux.process import storage
-from hostguard.pressure.rule import Level
 from hostguard.telemetry.counters import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -15,10 +15,10 @@ from hostguard.api.volute import token_hash, token_key
 from hostguard.api.web import json_object
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import message as intake
 from hostguard.delivery import routes as routing
-from hostguard.delivery.planner import DEFAULT_SESSION
 from hostguard.delivery.routes import Batch, Routed
 from hostguard.gate import control
 from hostguard.store import deliveries
@@ -91,7 +91,7 @@ class _Minds:
         message = intake.message({"content": "", **body, "to": f"@{name}"}, config, now_ms())
         routes = self._daemon.kept.files.get(name)
         if routes is None:
-            session = message.session or DEFAULT_SESSION
+            session = message.session or MAIN_SESSION
             path = config.minds[name].routes
             why = f"no {path} that can be used" if path else f"no minds.{name}.routes in the configuration"
             found = Routed("deliver", f"there is {why}: session {session}", session)

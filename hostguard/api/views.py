@@ -11,12 +11,12 @@ from hostguard.api.views_pressure import pressed
 from hostguard.core import retry
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, Mind, MindView, Reason, Row, State
+from hostguard.core.outcome import Usage
+from hostguard.core.settings import Level
 from hostguard.core.units import parse_turn_unit, turn_unit
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import sleep_key
 from hostguard.linux.limits import Verdict
-from hostguard.linux.usage import Usage
-from hostguard.pressure.rule import Level
 from hostguard.turns.live import Phase, Turn
 
 Json = dict[str, Any]

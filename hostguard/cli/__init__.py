@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from hostguard.cli.errors import FAILED, INTERRUPTED, CliError
+from hostguard.core.errors import SystemdFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def main() -> NoReturn:
     except CliError as error:
         error.show()
         sys.exit(error.exit_code)
-    except OSError as error:
+    except (OSError, SystemdFailed) as error:
         CliError(str(error)).show()
         sys.exit(FAILED)
 

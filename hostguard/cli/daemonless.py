@@ -116,7 +116,7 @@ def enter_scope(
     """Wait for a slot, and move this process into a scope of `mind`: its unit, or None if the daemon is up.
 
     `deadline` is in monotonic seconds; `on_held` gets reason and blocker of each hold. Needs root.
-    Raises CliError, with HELD when the deadline passed.
+    Raises SystemdFailed, and CliError, with HELD when the deadline passed.
     """
     if os.geteuid() != 0 and not paths.USER:
         raise NotRunning(

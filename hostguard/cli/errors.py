@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hostguard.cli.render import safe
+from hostguard.core.text import safe
 
 FAILED = 1
 USAGE = 2  # click's own for a usage error

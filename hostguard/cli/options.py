@@ -13,9 +13,28 @@ from click.shell_completion import CompletionItem
 from hostguard.cli import client
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.render import as_json as to_json
-from hostguard.cli.render import safe
+from hostguard.core.clock import now_ms
+from hostguard.core.names import MAIN_SESSION
+from hostguard.core.quantities import parse_duration, parse_when
+from hostguard.core.text import safe
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+
+
+def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Callback of an option that is a duration: seconds."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def as_time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Callback of an option that is a point in time: ms since the epoch."""
+    try:
+        return None if value is None else parse_when(value, now_ms())
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -75,7 +94,7 @@ def mind_session(item: Any) -> str:
     """ "mind", or "mind/session" unless it is the main one, safe to print."""
     session = item.get("session")
     mind = item.get("mind") or "-"
-    return safe(mind if session in (None, "", "main") else f"{mind}/{session}")
+    return safe(mind if session in (None, "", MAIN_SESSION) else f"{mind}/{session}")
 
 
 def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:

@@ -7,8 +7,10 @@ from time import time
 from hostguard.cli import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
 from hostguard.cli.render import as_json as as_json_text
-from hostguard.cli.render import colours, cut, safe, terminal_size
+from hostguard.cli.render import colours, terminal_size
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
+from hostguard.core.errors import SystemdFailed
+from hostguard.core.text import cut, safe
 from hostguard.telemetry.headlines import QUIET, Line, busy_minds, news
 
 TABLE_MIN = 3  # rows of a table that are shown however low the screen is
@@ -33,8 +35,8 @@ def show(as_json: bool) -> int:
     except NotRunning as error:
         try:
             _print(_without_daemon(), as_json)
-        except CliError as no_systemd:
-            no_systemd.show()
+        except SystemdFailed as no_systemd:
+            CliError(str(no_systemd)).show()
         error.show()
         return NOT_RUNNING
     _print(status, as_json)

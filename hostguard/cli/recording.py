@@ -14,9 +14,11 @@ from hostguard.cli import client
 from hostguard.cli.errors import CliError
 from hostguard.config import load as config
 from hostguard.core import paths
+from hostguard.core.errors import SystemdFailed
 from hostguard.core.model import Config
+from hostguard.core.settings import Settings
 from hostguard.linux import disk as device
-from hostguard.pressure.rule import TICK, Settings, State, step
+from hostguard.pressure.rule import TICK, State, step
 from hostguard.pressure.sample import Sample
 from hostguard.pressure.trace import Head, sample_of, settings_of
 
@@ -63,7 +65,7 @@ def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
     if disk.name is None:
         raise CliError(f"there is no disk to look at: {disk.reason}")
     live = 0
-    with suppress(CliError), Bus() as bus:  # a host without systemd has no turns
+    with suppress(SystemdFailed), Bus() as bus:  # a host without systemd has no turns
         live = len(live_scopes(bus))
     return _head(disk.name, found.pressure), _looks(Sampler(disk), live, found, seconds)
 

@@ -1,77 +1,14 @@
-"""How values look on a terminal. Pure, but for the question how wide the terminal is.
-
-Names and texts come from minds and from anybody who may send: whatever could move the cursor or turn
-the writing direction is shown escaped.
-"""
+"""The terminal: how wide it is, whether it has colours; and JSON for it."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
-import unicodedata
-from collections.abc import Iterable, Sequence
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:
     from typing import Any
-
-_NARROWEST = 4  # columns; below this a cell says nothing
-
-
-def safe(text: object) -> str:
-    r"""`text` on one line, with what is not printable as \xNN or \uNNNN."""
-    return "".join(c if c.isprintable() else _escaped(c) for c in str(text))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
-
-
-def columns(text: str) -> int:
-    """Terminal columns of an already safe text."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
-
-
-def cut(text: str, width: int) -> str:
-    """`text` in at most `width` columns, ending in "…" if something is missing."""
-    if columns(text) <= width:
-        return text
-    kept, used = [], 1
-    for char in text:
-        used += columns(char)
-        if used > width:
-            break
-        kept.append(char)
-    return "".join(kept) + "…"
-
-
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int | None) -> str:
-    """Aligned columns under their headers, the widest cut first until all fit `width` (None: any)."""
-    cells = [list(headers), *([safe("" if cell is None else cell) for cell in row] for row in rows)]
-    widths = [max(columns(row[i]) for row in cells) for i in range(len(headers))]
-    if width is not None:
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        while excess > 0 and max(widths) > _NARROWEST:
-            widths[widths.index(max(widths))] -= 1
-            excess -= 1
-    lines = []
-    for row in cells:
-        padded = []
-        for cell, wide in zip(row, widths, strict=True):
-            text = cut(cell, wide)
-            padded.append(text + " " * (wide - columns(text)))
-        line = "  ".join(padded).rstrip()
-        lines.append(line if width is None else cut(line, width))
-    return "\n".join(lines)
-
-
-def fields(pairs: Iterable[tuple[str, object]]) -> str:
-    """One "Key: value" line for each value that is not None."""
-    return "\n".join(f"{key}: {safe(value)}" for key, value in pairs if value is not None)
 
 
 def terminal_width() -> int | None:
@@ -93,45 +30,6 @@ def colours() -> bool:
     term = os.environ.get("TERM", "dumb")
     plain = term in ("", "dumb") or term.startswith("vt")  # DEC's terminals of that name are monochrome
     return sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
-
-
-def duration(seconds: float) -> str:
-    """The largest unit and the next, as in "2m 3s"; below ten seconds with one decimal."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 9.95:
-        return f"{seconds:.1f}".removesuffix(".0") + "s"
-    rest = round(seconds)
-    parts = []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        parts.append(f"{count}{unit}" if count else "")
-    first = next(i for i, part in enumerate(parts) if part)
-    return " ".join(part for part in parts[first : first + 2] if part)
-
-
-def ms(value: float | None) -> str | None:
-    """A duration given in ms; None stays None."""
-    return None if value is None else duration(value / 1000)
-
-
-def clock(at_ms: int | None) -> str | None:
-    """Local time of ms since the epoch; None stays None."""
-    if at_ms is None:
-        return None
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
-
-
-def size(count: int | None) -> str | None:
-    """Bytes in binary units; None stays None."""
-    if count is None:
-        return None
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def as_json(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import time
 
-from hostguard.cli.render import clock, duration, ms, size, table
+from hostguard.core.text import clock, duration, ms, size, table
 from hostguard.telemetry.headlines import hold_text, waits
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without

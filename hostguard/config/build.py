@@ -15,7 +15,7 @@ from hostguard.config.toml import KeyPath, dotted, quoted
 from hostguard.core import paths
 from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.core.payload import compact, scheduled
-from hostguard.pressure.rule import Settings, settings_fault
+from hostguard.core.settings import Settings, settings_fault
 
 GROUPS = Path("/etc/group")
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument

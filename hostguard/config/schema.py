@@ -17,14 +17,12 @@ from datetime import datetime
 from typing import Any
 
 from hostguard.core.names import SESSION_MAX, own_session
+from hostguard.core.quantities import DAY, parse_duration, parse_size
 
 UNLIMITED = "unlimited"
 CHANNEL_MINDS_MAX = 1000
-DAY = 86_400
 TIME_MAX = 253_402_300_799_000  # 9999-12-31, ms
 _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": DAY}
-_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +37,11 @@ class Key:
     secret: bool = False
 
 
-def duration(text: str) -> int:
-    """Seconds of a length of time such as "90s", "15m", "1h 30min" or "45". Raises ValueError."""
-    if re.fullmatch(r"[0-9]{1,18}", text):
-        return int(text)
-    if not re.fullmatch(r"\s*([0-9]{1,18}\s*(s|min|m|h|d)\s*)+", text):
-        raise ValueError
-    return sum(int(count) * _SECONDS[unit] for count, unit in re.findall(r"([0-9]+)\s*(s|min|m|h|d)", text))
-
-
-def size(text: str, base: int) -> int:
-    """A number with an optional suffix K, M, G or T, each `base` times the one before. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)", text)
-    if not match:
-        raise ValueError
-    return int(match[1]) * int(base ** _POWER[match[2]])
+def _quantity(parse: Callable[[str], float], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        raise ValueError from None  # the key itself says what is allowed
 
 
 def _within(value: Any, low: int, high: int) -> int:
@@ -68,32 +56,35 @@ def _whole(low: int, high: int) -> Key:
 
 
 def _sized(unit: str, base: int, low: str, high: str | None = None) -> Key:
-    least, most = size(low, base), size(high, base) if high else _INT64
+    least, most = parse_size(low, base), parse_size(high, base) if high else _INT64
     bounds = f"from {low} to {high}" if high else f"at least {low}"
 
     def parse(value: Any) -> int:
-        return _within(size(value, base) if isinstance(value, str) else value, least, most)
+        if isinstance(value, str):
+            value = _quantity(lambda text: parse_size(text, base), value)
+        return _within(value, least, most)
 
     return Key(parse, f"{unit}, {bounds}: a number, or a string with K, M, G or T (times {base})")
 
 
 def _time(low: int, high: int, words: str) -> Key:
     def parse(value: Any) -> int:
-        return _within(duration(value) if isinstance(value, str) else value, low, high)
+        if isinstance(value, str):
+            value = _quantity(parse_duration, value)
+            value = int(value) if value == int(value) else value
+        return _within(value, low, high)
 
-    return Key(parse, f'{words}: whole seconds, or a string such as "90s", "15m", "2h", "1h 30min"')
+    return Key(parse, f'{words}: whole seconds, or a string such as "90s", "10min", "1.5h", "1h 30min"')
 
 
 def _seconds(low: float, high: float, words: str) -> Key:
     def parse(value: Any) -> float:
-        if isinstance(value, str):
-            match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s)", value)
-            value = float(match[1]) / (1000 if match[2] == "ms" else 1) if match else duration(value)
+        value = _quantity(parse_duration, value) if isinstance(value, str) else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ValueError
         return float(value)
 
-    return Key(parse, f'{words}: a number of seconds, or a string such as "500ms", "1.5s", "2min"')
+    return Key(parse, f'{words}: a number of seconds, or a string such as "500ms", "1.5s", "10min"')
 
 
 def _or_unlimited(key: Key) -> Key:
@@ -230,7 +221,7 @@ def _at(value: Any) -> int:
 
 
 def _cron(value: Any) -> str:
-    from hostguard.core.cron import cron_fault
+    from hostguard.config.cron import cron_fault
 
     if fault := cron_fault(_text(value)):
         raise ValueError(fault)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 
 
+class SystemdFailed(Exception):
+    """systemd cannot be reached, or refused what a command asked for. The text is for people."""
+
+
 class Problem(Exception):
     """A request that is not done. `code` is stable; `retry_after` is in seconds."""
 

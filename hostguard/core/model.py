@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hostguard.pressure.rule import Settings
+from hostguard.core.names import MAIN_SESSION
+from hostguard.core.settings import Settings
 
 
 class State(StrEnum):
@@ -111,7 +112,7 @@ class Schedule:
     at: int | None = None
     message: str | None = None
     script: str | None = None
-    session: str = "main"  # "$new": one of its own each time
+    session: str = MAIN_SESSION  # "$new": one of its own each time
     timezone: str = ""  # IANA name; "" = the host's
     catch_up: str = "once"  # of times missed while the guard was away: skip, once or all
     catch_up_window: int = 86_400  # seconds: what was missed longer ago is only logged
@@ -146,6 +147,19 @@ class Mind:
     groups: tuple[int, ...] = ()
     home: str = "/"
     shell: str = "/bin/sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stub runs: argv, standard input, environment; `capture`: bytes of its output to keep, 0 = none.
+
+    Output that is kept is in the record; other output goes to the journal.
+    """
+
+    argv: tuple[str, ...]
+    stdin: bytes
+    environment: Mapping[str, str]
+    capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)

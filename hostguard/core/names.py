@@ -1,4 +1,4 @@
-"""What a mind, a channel, a schedule and a session may be called. Pure."""
+"""What a mind, a channel, a schedule and a session may be called, and patterns for it. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-MIND_NAME_MAX = 48  # bytes: fully escaped and in a scope's name it stays below units.UNIT_NAME_MAX
+MIND_NAME_MAX = 48  # bytes: escaped, in a scope's name, it stays below systemd's 256
 CHANNEL_NAME_MAX = 64  # characters
 OWN_SESSION = "$"  # sessions that begin so are the guard's own
+MAIN_SESSION = "main"  # the one that is meant where none is named
 NEW_SESSION = "$new"  # one of its own for each delivery
 NEW_PREFIX = "new-"  # which those begin with
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
@@ -40,6 +41,31 @@ def schedule_name_fault(name: str) -> str | None:
 def own_session(name: str) -> bool:
     """Whether only the guard itself may use the session: for scripts and files."""
     return name.startswith(OWN_SESSION) and name != NEW_SESSION
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether the whole text fits the pattern, in which `*` stands for any characters, and nothing else does.
+
+    Linear in the text's length for each `*`: patterns and texts come from minds.
+    """
+    first, *parts = pattern.split("*")
+    if not parts:
+        return pattern == text
+    *middle, last = parts
+    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for part in middle:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def says(word: str, text: str) -> bool:
+    """Whether the text has the word as a whole, in any case. `@bob` is not said by "@bobby" or "@bob-2"."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w|-\w)", text, re.IGNORECASE) is not None
 
 
 def _space_fault(name: str) -> str | None:

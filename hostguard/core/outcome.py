@@ -8,9 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostguard.core.model import Kind, Waited
-from hostguard.linux.usage import Usage
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU in ms, storage in bytes; None: nothing tells.
+
+    `counted` is "scope" where the kernel's io controller counts in the scope's cgroup what reached the disk
+    (Documentation/admin-guide/cgroup-v2.rst, io.stat), and "processes" where the bytes are summed up over
+    those that live now (proc_pid_io(5)), an adopted one's from before the turn, too.
+    """
+
+    cpu_ms: int | None
+    read_bytes: int | None
+    write_bytes: int | None
+    counted: str | None
 
 
 @dataclass(frozen=True, slots=True)

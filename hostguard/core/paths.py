@@ -33,6 +33,12 @@ FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # see u
 PRESSURE = RUNTIME / "pressure.json"  # see learnt.py
 DATABASE = STATE / "queue.db"
 
+
+def record_path(turn: str) -> Path:
+    """The turn's exit record, written by its stub."""
+    return TURNS / turn
+
+
 # As in systemd: a drop-in in /etc beats one of the same name in /run.
 DROP_INS = (
     (CONFIG.with_name(CONFIG.name + ".d"),)

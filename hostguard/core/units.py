@@ -9,7 +9,6 @@ from typing import Any
 from hostguard.core.model import Limits
 
 SLICE = "hostguard.slice"
-UNIT_NAME_MAX = 255  # systemd's UNIT_NAME_MAX is 256 with the NUL
 _PLAIN = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:_.")
 _TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
 

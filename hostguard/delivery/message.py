@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from hostguard.config.schema import TIME_MAX
 from hostguard.core.errors import bad_request, conflict, too_large, unknown
 from hostguard.core.model import Config, Kind, Mind, Target
-from hostguard.core.names import NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
+from hostguard.core.names import MAIN_SESSION, NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
 from hostguard.core.payload import compact
 from hostguard.store.deliveries import New
 
@@ -172,7 +172,7 @@ def run(body: Any, config: Config, now: int) -> New:
         isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e9
     ):
         raise bad_request("max_wait_s must be a number of seconds, 0 or more")
-    session = text(body, "session", SESSION_MAX) or "main"
+    session = text(body, "session", SESSION_MAX) or MAIN_SESSION
     payload = {
         "description": text(body, "description", DESCRIPTION_MAX),
         "argv0": text(body, "argv0", DESCRIPTION_MAX),

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hostguard.core.model import Kind, Mind, State, Target
-from hostguard.core.names import NEW_PREFIX, NEW_SESSION
+from hostguard.core.names import MAIN_SESSION, NEW_PREFIX, NEW_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import wake_rules
 from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Batch, Routes, route
 from hostguard.turns.command import FILE_SESSION
-
-DEFAULT_SESSION = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,11 @@ def plan(recipient: Recipient, message: Message) -> Plan:
     if recipient.asleep:
         policy = wake_rules.on_message(message.while_sleeping, recipient.mind.wake_on, name, payload)
         if policy == "skip":
-            session = message.session or DEFAULT_SESSION
+            session = message.session or MAIN_SESSION
             return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
         wake = policy == "wake"
     if message.kind is not Kind.MESSAGE or recipient.routes is None:
-        return Plan(Target(name, named(message.session or DEFAULT_SESSION), kind=message.kind), wake)
+        return Plan(Target(name, named(message.session or MAIN_SESSION), kind=message.kind), wake)
     target = place(name, recipient.routes, payload)
     if target.state is State.BATCHING and (message.not_before or message.expires_at):
         target = Target(name, target.session)  # a batch has no times of its own
@@ -60,12 +58,12 @@ def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
     """The row of a message that the mind's routes place. `payload` has a channel (payload.told)."""
     routed = route(routes, mind, payload)
     if routed.action == "filtered":
-        return _skipped(mind, DEFAULT_SESSION, "filtered", routed.text)
+        return _skipped(mind, MAIN_SESSION, "filtered", routed.text)
     if routed.action == "gated":
-        return Target(mind, DEFAULT_SESSION, State.GATED)
+        return Target(mind, MAIN_SESSION, State.GATED)
     if routed.action == "file":
         return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
-    session = named(routed.session or DEFAULT_SESSION)
+    session = named(routed.session or MAIN_SESSION)
     if isinstance(routed.mode, Batch):
         batch = {
             "debounce_s": routed.mode.debounce_s,

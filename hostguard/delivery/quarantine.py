@@ -23,6 +23,7 @@ from typing import Any
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, State, Target
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.quarantine_rows import Move, Moved, Quarantined
@@ -117,7 +118,7 @@ class Quarantine:
 
         def place(payload: Mapping[str, Any]) -> Target:
             if routes is None:
-                return Target(mind, planner.DEFAULT_SESSION)
+                return Target(mind, MAIN_SESSION)
             return planner.place(mind, routes, payload)
 
         manager = self._manager

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hostguard.core.model import Delivery, Kind, State, Target
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload, told
 from hostguard.delivery.wake_rules import text_of
 from hostguard.store import deliveries
@@ -24,7 +25,6 @@ PREVIEW_MAX = 200  # characters
 # A mind's gated rows: no more than RELEASED of a channel will ever go out, so the oldest need not be kept.
 GATED_MAX = 1_000
 ARCHIVED_AT_ONCE = 500  # a multiple of INVITE_EVERY, so that the invites keep their step
-INVITE_SESSION = "main"
 
 # As the partial index deliveries_kept has it.
 _GATED = "state IN ('batching', 'gated') AND state = 'gated'"
@@ -59,7 +59,7 @@ def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
     channel, sender = payload["channel"], row.sender or "nobody"
     text = text_of(payload.get("content"))
     preview = f"{text[:PREVIEW_MAX]}..." if len(text) > PREVIEW_MAX else text
-    rule = json.dumps({"channel": channel, "session": INVITE_SESSION}, ensure_ascii=False)
+    rule = json.dumps({"channel": channel, "session": MAIN_SESSION}, ensure_ascii=False)
     kept = "a message is" if count == 1 else f"{count} messages are"
     return (
         f"[hostguard] {kept} kept back, not delivered: no rule of your routes.json matches the channel"
@@ -84,7 +84,7 @@ def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int
         count = _count_of_channel(db, row)
         if count % INVITE_EVERY == 1:
             body = system_payload((row.mind,), invite(row, payload, count))
-            target = Target(row.mind, INVITE_SESSION, kind=Kind.NOTICE)
+            target = Target(row.mind, MAIN_SESSION, kind=Kind.NOTICE)
             invites += deliveries.enqueue(db, New((target,), body, now, sender=SENDER, channel=CHANNEL))[1]
         archived += [(row.mind, id_) for id_ in _archive_oldest(db, row.mind, now)]
     return Quarantined(invites, archived)
@@ -116,7 +116,7 @@ def totals(db: sqlite3.Connection) -> dict[str, int]:
 
 def archive(mind: str, reason: str) -> Target:
     """What becomes of a gated row that is not let go."""
-    return Target(mind, INVITE_SESSION, State.SKIPPED, result={"outcome": "archived", "reason": reason})
+    return Target(mind, MAIN_SESSION, State.SKIPPED, result={"outcome": "archived", "reason": reason})
 
 
 def read(db: sqlite3.Connection, mind: str) -> Iterable[tuple[int, bytes]]:

@@ -11,8 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hostguard.core.names import NEW_PREFIX, NEW_SESSION, OWN_SESSION, SESSION_MAX
-from hostguard.core.patterns import matches, says
+from hostguard.core.names import (
+    MAIN_SESSION,
+    NEW_PREFIX,
+    NEW_SESSION,
+    OWN_SESSION,
+    SESSION_MAX,
+    matches,
+    says,
+)
 from hostguard.delivery.wake_rules import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
@@ -68,7 +75,7 @@ class Routes:
 
     rules: tuple[Rule, ...] = ()
     sessions: tuple[SessionRule, ...] = ()
-    default: str = "main"
+    default: str = MAIN_SESSION
     gate_unmatched: bool = True
 
 
@@ -102,7 +109,7 @@ def parse_routes(text: str) -> Routes:
         raise ValueError(f"rules must be a list of at most {RULES_MAX}")
     if not isinstance(sessions, dict) or len(sessions) > RULES_MAX:
         raise ValueError(f"sessions must be an object of at most {RULES_MAX} patterns")
-    default, gate = data.get("default", "main"), data.get("gateUnmatched", True)
+    default, gate = data.get("default", MAIN_SESSION), data.get("gateUnmatched", True)
     if not isinstance(default, str) or not default:
         raise ValueError("default must be the name of a session")
     if not isinstance(gate, bool):

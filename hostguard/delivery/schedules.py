@@ -19,8 +19,8 @@ from datetime import datetime, tzinfo
 from functools import partial
 from typing import Any
 
+from hostguard.config.cron import LATE_MS, Due, due, next_time
 from hostguard.core.clock import now_ms
-from hostguard.core.cron import LATE_MS, Due, due, next_time
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule
 from hostguard.core.payload import scheduled

@@ -24,6 +24,7 @@ from hostguard.core import retry
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Kind, Mind, Row, State, Target
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.message import known_mind
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 FALL_MS = 600_000  # a mind that takes no message for so long sleeps without it
 AGAIN_S = 5.0  # until what the card did not take is tried again
-SESSION = "main"
 
 
 class Sleeper:
@@ -129,9 +129,9 @@ class Sleeper:
         """If the message that tells of the sleep has had its turn, the mind sleeps."""
         manager, key = self._manager, sleep_key(mind)
         state = manager.policy.setting(key)
-        if state is None or state["since"] is not None or SESSION in manager.runner.live.sessions(mind):
+        if state is None or state["since"] is not None or MAIN_SESSION in manager.runner.live.sessions(mind):
             return
-        if not manager.backlog.has(state["row"], mind, SESSION):
+        if not manager.backlog.has(state["row"], mind, MAIN_SESSION):
             self._keep({key: {"since": self._clock(), "until": state["until"]}})
             self._fell_asleep(mind)
 
@@ -219,8 +219,8 @@ class Sleeper:
                 told = await self._send(config, Kind.WAKE, text, now, lambda db: _set(db, changes))
             if not told:
                 await self._or_back(mind, store(manager, lambda db: _set(db, changes), lambda _: None))
-            if state["since"] is None and manager.backlog.remove(state["row"], mind, SESSION):
-                row = Row(state["row"], mind, SESSION, kind=Kind.LIFECYCLE)
+            if state["since"] is None and manager.backlog.remove(state["row"], mind, MAIN_SESSION):
+                row = Row(state["row"], mind, MAIN_SESSION, kind=Kind.LIFECYCLE)
                 manager.ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
             await self._units.start(mind)  # its rows are held until it can take them
             self._mirror({sleep_key(mind): None, woken_key(mind): changes[woken_key(mind)]})
@@ -267,7 +267,7 @@ class Sleeper:
         """Store a message to the mind, and `also`; False if it can have none: then nothing is stored."""
         if not (mind.command or mind.url):
             return False
-        target, payload = Target(mind.name, SESSION, kind=kind), system_payload((mind.name,), text)
+        target, payload = Target(mind.name, MAIN_SESSION, kind=kind), system_payload((mind.name,), text)
         new = New((target,), payload, now, sender=SENDER, channel=CHANNEL, expires_at=expires_at)
         try:
             await self._or_back(mind.name, self._acceptor.store(new, also=also))

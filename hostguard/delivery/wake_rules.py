@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from hostguard.core.model import WakeOn
-from hostguard.core.patterns import matches, says
+from hostguard.core.names import matches, says
 
 Answer = Literal["queue", "skip", "wake"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hostguard.core.model import Config, Delivery, Kind, Target
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
 from hostguard.store.deliveries import New
@@ -24,7 +25,7 @@ def dead_letter(row: Delivery, ending: Ending, config: Config, now: int) -> New 
         f" delivered: {ending.reason}. It is kept as a dead letter; hostguard dead retry {row.id} tries"
         " it again"
     )
-    targets = tuple(Target(mind, "main", kind=Kind.NOTICE) for mind in minds)
+    targets = tuple(Target(mind, MAIN_SESSION, kind=Kind.NOTICE) for mind in minds)
     return New(targets, system_payload(minds, text), now, sender=SENDER, channel=CHANNEL)
 
 

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from hostguard.core.outcome import Usage
 from hostguard.linux.disk import SYS
 from hostguard.linux.process import members, storage
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """CPU in ms, storage in bytes; None: nothing tells.
-
-    `counted` is "scope" where the kernel's io controller counts in the scope's cgroup what reached the disk
-    (Documentation/admin-guide/cgroup-v2.rst, io.stat), and "processes" where the bytes are summed up over
-    those that live now (proc_pid_io(5)), an adopted one's from before the turn, too.
-    """
-
-    cpu_ms: int | None
-    read_bytes: int | None
-    write_bytes: int | None
-    counted: str | None
 
 
 def of_scope(cgroup: Path, disk: str | None) -> Usage:

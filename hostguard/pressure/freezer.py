@@ -15,8 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hostguard.core import paths
+from hostguard.core.settings import Level
 from hostguard.linux import files
-from hostguard.pressure.rule import Level, State
+from hostguard.pressure.rule import State
 from hostguard.systemd.dbus import Bus, SystemdError, SystemdLost
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Phase

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hostguard.core.clock import now_ms
+from hostguard.core.settings import Level, Settings
 from hostguard.linux.disk import Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import saved_state
 from hostguard.pressure.freezer import Freezer
-from hostguard.pressure.rule import Level, Settings, State, step
+from hostguard.pressure.rule import State, step
 from hostguard.pressure.sample import Sample, disks, took
 from hostguard.pressure.sampler import Sampler, boottime
 from hostguard.pressure.throttle import Throttle

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 
 from hostguard.core import paths
+from hostguard.core.settings import Level
 from hostguard.linux import files
-from hostguard.pressure.rule import Level, State
+from hostguard.pressure.rule import State
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from itertools import islice
 from typing import Any, BinaryIO, TypeVar
 
 from hostguard.config.schema import PRESSURE
-from hostguard.pressure.rule import Settings, State, settings_fault, step
+from hostguard.core.settings import Settings, settings_fault
+from hostguard.pressure.rule import State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 
 FORMAT = 1

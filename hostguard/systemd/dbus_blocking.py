@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from hostguard.cli.errors import CliError
 from hostguard.core import paths
+from hostguard.core.errors import SystemdFailed
 from hostguard.core.units import Property
 
 _NAME = b"org.freedesktop.systemd1"
@@ -28,7 +28,7 @@ class _Customs:
 
 
 class Bus:
-    """A blocking connection to systemd. Raises CliError for whatever D-Bus refuses."""
+    """A blocking connection to systemd. Raises SystemdFailed for whatever D-Bus refuses."""
 
     def __enter__(self) -> Bus:
         from pystemd.dbusexc import DBusBaseError
@@ -40,7 +40,7 @@ class Bus:
         try:
             self._bus.open()
         except DBusBaseError as error:
-            raise CliError(
+            raise SystemdFailed(
                 f"systemd cannot be reached over D-Bus: {_text(error)}; hostguard needs a host with systemd"
             ) from None
         return self
@@ -58,17 +58,17 @@ class Bus:
         try:
             return self._bus.call_method(_NAME, _PATH, _MANAGER, member.encode(), arguments).body
         except self._error as error:
-            raise CliError(f"systemd refused {member}: {_text(error)}") from None
+            raise SystemdFailed(f"systemd refused {member}: {_text(error)}") from None
 
     def start(self, unit: str, properties: Sequence[Property]) -> None:
         """Ask for a transient unit; its job's result is in `results` later."""
-        from pystemd.systemd1 import Dispatcher
+        from pystemd.systemd1 import Manager
 
-        manager = Dispatcher(bus=self._bus)
+        manager = Manager(bus=self._bus)
         try:
             manager.StartTransientUnit(_MANAGER, unit.encode(), b"fail", _Customs(properties))
         except self._error as error:
-            raise CliError(f"systemd did not start {unit}: {_text(error)}") from None
+            raise SystemdFailed(f"systemd did not start {unit}: {_text(error)}") from None
 
     def active_since(self, path: bytes) -> int:
         """When a unit became active, in ms since the epoch; 0 if it is gone."""
@@ -91,7 +91,7 @@ class Bus:
             for member in (b"UnitRemoved", b"JobRemoved"):
                 self._bus.match_signal(_NAME, _PATH, _MANAGER, member, on_signal)
         except self._error as error:
-            raise CliError(f"systemd's signals cannot be had: {_text(error)}") from None
+            raise SystemdFailed(f"systemd's signals cannot be had: {_text(error)}") from None
         self.call("Subscribe")
 
     def wait(self, seconds: float) -> None:
@@ -108,7 +108,7 @@ class Bus:
             while not self._bus.process().is_empty():
                 came = True
         except self._error as error:
-            raise CliError(f"the connection to systemd is lost: {_text(error)}") from None
+            raise SystemdFailed(f"the connection to systemd is lost: {_text(error)}") from None
         return came
 
 

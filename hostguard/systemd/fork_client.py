@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.core import units
-from hostguard.core.model import Mind
+from hostguard.core.model import Mind, Work
+from hostguard.core.paths import record_path
 from hostguard.systemd import journal
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.turns import command, exit_record
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ def _memory(name: str, content: bytes) -> int:
     return fd
 
 
-def release(stub: Stub, mind: Mind, work: command.Work, turn: str, cgroup: Path) -> None:
+def release(stub: Stub, mind: Mind, work: Work, turn: str, cgroup: Path) -> None:
     """Let the stub run a command as the mind's user. Raises OSError: it runs nothing then."""
     spec = {
         "argv": work.argv,
@@ -201,7 +201,7 @@ def release(stub: Stub, mind: Mind, work: command.Work, turn: str, cgroup: Path)
     }
     output = journal.stream(mind.name, units.turn_unit(mind.name, turn))
     try:
-        stub.release(spec, work.stdin, exit_record.record_path(turn), output)
+        stub.release(spec, work.stdin, record_path(turn), output)
     finally:
         if output is not None:
             output.close()
@@ -209,4 +209,4 @@ def release(stub: Stub, mind: Mind, work: command.Work, turn: str, cgroup: Path)
 
 def anchor(stub: Stub, turn: str) -> None:
     """Let the stub hold the scope of a resident mind's turn. Raises OSError: it leaves then."""
-    stub.anchor(exit_record.record_path(turn))
+    stub.anchor(record_path(turn))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.cli.render import clock, duration, size
+from hostguard.core.text import clock, duration, size
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hostguard.pressure.rule import Level
+from hostguard.core.settings import Level
 
 GRAIN = 10_000  # ms: of a point
 POINTS_KEPT = 2160  # in memory, some 200 bytes each: six hours of work without a pause

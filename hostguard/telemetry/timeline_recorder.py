@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hostguard.core.clock import now_ms
-from hostguard.pressure.rule import Level
+from hostguard.core.settings import Level
 from hostguard.telemetry import timeline_store
 from hostguard.telemetry.timeline import LEVELS, Incident, Seen, Timeline, Trouble, coarse
 

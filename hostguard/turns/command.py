@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hostguard.core import payload
-from hostguard.core.model import Delivery, Kind, Mind, Waited
+from hostguard.core.model import Delivery, Kind, Mind, Waited, Work
 from hostguard.core.retry import turn_id
 from hostguard.turns.exit_record import OUTPUT_MAX
 
@@ -16,19 +14,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SCRIPT_SESSION = "$script:"  # followed by the schedule's name, ":" and the session for what it prints
 
 FILE_SESSION = "$file:"  # followed by the path: what goes into one file goes in order
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a stub runs: argv, standard input, environment; `capture`: bytes of its output to keep, 0 = none.
-
-    Output that is kept is in the record; other output goes to the journal.
-    """
-
-    argv: tuple[str, ...]
-    stdin: bytes
-    environment: Mapping[str, str]
-    capture: int = 0
 
 
 def work(mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Work:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from hostguard.core import paths
 from hostguard.core.outcome import ACCOUNT, Record
+from hostguard.core.paths import record_path
 
 RECORD_MAX = 128 << 10  # bytes of a record that are read
 
 OUTPUT = "output"  # the line of a record after which a script's output stands
 
 OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
-
-
-def record_path(turn: str) -> Path:
-    """The turn's exit record, written by its stub."""
-    return paths.TURNS / turn
 
 
 def begin_record(turn: str) -> None:

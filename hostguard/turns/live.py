@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Waited
-from hostguard.core.outcome import Ending, Record
-from hostguard.linux.usage import Usage
+from hostguard.core.outcome import Ending, Record, Usage
 from hostguard.systemd.fork_client import Stub
 
 

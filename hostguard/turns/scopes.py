@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard.core import outcome, units
-from hostguard.core.model import Kind, Limits, LiveTurn, Mind
+from hostguard.core.model import Kind, Limits, LiveTurn, Mind, Work
+from hostguard.core.outcome import Usage
 from hostguard.linux import cgroup as cgroups
-from hostguard.linux.usage import Usage, of_scope
+from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient, Stub, anchor, release
-from hostguard.turns import command, exit_record
+from hostguard.turns import exit_record
 from hostguard.turns.live import Live, Phase, Turn
 from hostguard.turns.scope_reaper import ScopeReaper
 
@@ -72,7 +73,7 @@ class Scopes:
 
     # -- starting
 
-    async def start_exec(self, turn: Turn, mind: Mind, work: command.Work) -> bool:
+    async def start_exec(self, turn: Turn, mind: Mind, work: Work) -> bool:
         """Bring the turn's scope up with a stub inside, and let the stub run the command.
 
         False if nothing was run: the turn's end says why.

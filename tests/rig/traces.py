@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hostguard import __version__
+from hostguard.core.settings import Settings
 from hostguard.linux.disk import Device
-from hostguard.pressure.rule import TICK, Settings, State, step
+from hostguard.pressure.rule import TICK, State, step
 from hostguard.pressure.sampler import Sampler
 from hostguard.pressure.trace import Head, head_line, sample_line
 from tests.rig.card import Card

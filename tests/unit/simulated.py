@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hostguard.pressure.rule import Level, Settings, State, step
+from hostguard.core.settings import Level, Settings
+from hostguard.pressure.rule import State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 
 Window = tuple[float, float]

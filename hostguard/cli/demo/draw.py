@@ -8,7 +8,7 @@ from typing import Any
 
 from hostguard.cli.demo.plan import CAP, MINDS
 from hostguard.cli.demo.results import Phase, Stop, Turn, most_at_once
-from hostguard.cli.render import cut, table
+from hostguard.core.text import cut, table
 
 NARROWEST = 20  # columns of a timeline's bars; below this they say nothing
 WIDTH = 100  # where stdout is no terminal

@@ -17,6 +17,7 @@ from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import View
 from hostguard.cli.demo.watch import Events, Scopes
 from hostguard.cli.errors import CliError
+from hostguard.core.names import MAIN_SESSION
 
 NAME = "guarded"
 SAID = f"{len(WAKES)} turns start in the same second, with a global cap of {CAP}"
@@ -52,7 +53,7 @@ def run(
             }
             time.sleep(max(0.0, start - time.time()))
             bystander.begin()
-            for row in _send(CHANNEL, "main"):
+            for row in _send(CHANNEL, MAIN_SESSION):
                 due = max(0.0, row["created_at"] / 1000 - start)
                 turns[row["id"]] = Turn(shown(row["mind"]), "message", due, id=row["id"])
             _follow(turns, events, start, view, bystander, meanwhile)

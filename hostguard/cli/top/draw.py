@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hostguard.cli.render import columns, cut, safe, table
 from hostguard.cli.top.keys import HELP, Mode, Ui, chosen
 from hostguard.cli.top.model import MindRow, TurnRow, View
+from hostguard.core.text import columns, cut, safe, table
 from hostguard.telemetry.headlines import BAD, WARN
 
 Line = list[tuple[str, str]]  # (text, style), from left to right; styles: "", bad, warn, title, head, chosen

@@ -8,8 +8,8 @@ from rich.color import ColorSystem
 from rich.control import Control
 from rich.style import Style
 
-from hostguard.cli.render import columns
 from hostguard.cli.top.draw import Line
+from hostguard.core.text import columns
 
 GAP = 8  # unchanged cells that are written again rather than skipped: about what moving the cursor takes
 STYLES = {

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.render import as_json, safe
+from hostguard.cli.render import as_json
 from hostguard.config import dump
 from hostguard.config import load as config
 from hostguard.config.toml import KeyPath, dotted, toml_value
+from hostguard.core.text import safe
 
 
 @click.group("config")

@@ -8,8 +8,9 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_dead, complete_minds, each, json_option, print_json
-from hostguard.cli.render import clock, table, terminal_width
+from hostguard.cli.render import terminal_width
 from hostguard.cli.verbs.queue import LIMIT_MAX, ended
+from hostguard.core.text import clock, table
 
 ids_argument = click.argument("ids", metavar="[ID]...", type=int, nargs=-1, shell_complete=complete_dead)
 all_option = click.option("--all", "all_", is_flag=True, help="All dead letters, or all of --mind.")

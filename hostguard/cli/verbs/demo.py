@@ -15,18 +15,18 @@ from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.cli.options import json_option, print_json
-from hostguard.config.schema import size as read_size
 from hostguard.core import paths
+from hostguard.core.quantities import parse_size
 
 STOP_FILE = "CARD_STOP"  # in the environment: packaging/quickstart names the file that stops its card
 
 
-def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Bytes of a size such as "6M". Raises click.BadParameter."""
     try:
-        size = read_size(value, 1024)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number of bytes, or one with K, M or G") from None
+        size = parse_size(value, 1024)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
     if not BLOCK <= size <= SIZE_MAX:
         raise click.BadParameter(f"{value} is not from {BLOCK >> 10}K to {SIZE_MAX >> 30}G")
     return size
@@ -44,7 +44,7 @@ def parse_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     metavar="BYTES",
     default=f"{SIZE >> 20}M",
     show_default=True,
-    callback=parse_size,
+    callback=as_size,
     help="What each turn writes.",
 )
 @click.option(

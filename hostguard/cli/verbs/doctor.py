@@ -11,7 +11,8 @@ import click
 from hostguard.cli.doctor.checks import Check, Level
 from hostguard.cli.errors import FAILED
 from hostguard.cli.options import json_option, print_json
-from hostguard.cli.render import safe, terminal_width
+from hostguard.cli.render import terminal_width
+from hostguard.core.text import safe
 
 INDENT = " " * 9
 WIDTH = 80  # where there is no terminal

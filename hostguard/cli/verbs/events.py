@@ -9,7 +9,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import ConnectionLost
-from hostguard.cli.render import clock, safe
+from hostguard.core.text import clock, safe
 
 
 @click.command()

@@ -8,7 +8,8 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, json_option, print_json
-from hostguard.cli.render import table, terminal_width
+from hostguard.cli.render import terminal_width
+from hostguard.core.text import table
 
 NAMES = ("global_concurrent_turns", "mind_concurrent_turns")
 

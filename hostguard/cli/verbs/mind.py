@@ -13,7 +13,7 @@ import click
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
 from hostguard.cli.options import complete_minds, json_option, print_json
-from hostguard.cli.render import safe
+from hostguard.core.text import safe
 
 
 @click.group()

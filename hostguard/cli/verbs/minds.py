@@ -8,8 +8,9 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import json_option, print_json
-from hostguard.cli.render import clock, safe, terminal_width
+from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import mind_table
+from hostguard.core.text import clock, safe
 
 
 @click.command()

@@ -15,11 +15,12 @@ import click
 
 from hostguard.cli import client, recording
 from hostguard.cli.errors import CliError, NotRunning
-from hostguard.cli.options import json_option, print_json
-from hostguard.cli.render import clock, duration, fields, safe, table, terminal_width
-from hostguard.cli.when import as_duration
+from hostguard.cli.options import as_duration, json_option, print_json
+from hostguard.cli.render import terminal_width
 from hostguard.config import schema
-from hostguard.pressure.rule import Settings, State
+from hostguard.core.settings import Settings
+from hostguard.core.text import clock, duration, fields, safe, table
+from hostguard.pressure.rule import State
 from hostguard.pressure.sample import Sample
 from hostguard.pressure.trace import TraceError, head_line, read, replay, sample_line, settings_of
 

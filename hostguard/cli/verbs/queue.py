@@ -10,7 +10,8 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, complete_rows, json_option, print_json
-from hostguard.cli.render import clock, duration, fields, ms, safe, size, table, terminal_width
+from hostguard.cli.render import terminal_width
+from hostguard.core.text import clock, duration, fields, ms, safe, size, table
 from hostguard.telemetry.headlines import hold_text
 
 STATES = (

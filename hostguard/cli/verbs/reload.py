@@ -7,7 +7,7 @@ import click
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, USAGE, CliError
 from hostguard.cli.options import json_option, print_json
-from hostguard.cli.render import safe
+from hostguard.core.text import safe
 
 
 @click.command()

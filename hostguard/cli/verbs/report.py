@@ -10,9 +10,8 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import write_whole
-from hostguard.cli.render import safe
-from hostguard.cli.when import as_duration
+from hostguard.cli.options import as_duration, write_whole
+from hostguard.core.text import safe
 from hostguard.telemetry.page import render
 
 LEAST_S = 60

@@ -8,7 +8,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, json_option, print_json
-from hostguard.cli.render import fields, safe
+from hostguard.core.text import fields, safe
 
 
 @click.group()

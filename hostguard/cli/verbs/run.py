@@ -17,9 +17,9 @@ import click
 
 from hostguard.cli import client, daemonless
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
-from hostguard.cli.options import complete_minds
-from hostguard.cli.render import safe
-from hostguard.cli.when import as_duration
+from hostguard.cli.options import as_duration, complete_minds
+from hostguard.core.names import MAIN_SESSION
+from hostguard.core.text import safe
 from hostguard.core.units import parse_turn_unit
 from hostguard.telemetry.headlines import hold_text
 
@@ -33,7 +33,7 @@ OnHeld = Callable[[str, str], None]
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--mind", required=True, help="Whose turn it is.", shell_complete=complete_minds)
-@click.option("--session", default="main", show_default=True, help="The conversation it belongs to.")
+@click.option("--session", default=MAIN_SESSION, show_default=True, help="The conversation it belongs to.")
 @click.option(
     "--max-wait", metavar="T", callback=as_duration, help="Give up, with exit code 75, if held for longer."
 )

@@ -8,9 +8,16 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import complete_addresses, json_option, mind_session, print_json
-from hostguard.cli.render import clock, safe, table, terminal_width
-from hostguard.cli.when import as_duration, as_time
+from hostguard.cli.options import (
+    as_duration,
+    as_time,
+    complete_addresses,
+    json_option,
+    mind_session,
+    print_json,
+)
+from hostguard.cli.render import terminal_width
+from hostguard.core.text import clock, safe, table
 
 
 def complete_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -10,10 +10,16 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, HELD, CliError
-from hostguard.cli.options import complete_addresses, json_option, mind_session, print_json
-from hostguard.cli.render import ms, safe
+from hostguard.cli.options import (
+    as_duration,
+    as_time,
+    complete_addresses,
+    json_option,
+    mind_session,
+    print_json,
+)
 from hostguard.cli.verbs.queue import ended
-from hostguard.cli.when import as_duration, as_time
+from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text
 
 READ_MAX = 1 << 20  # bytes; the daemon's own default limit for a payload

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hostguard.cli.errors import CliError
-from hostguard.cli.render import safe
 from hostguard.core import paths
+from hostguard.core.text import safe
 from hostguard.core.units import SLICE
 from hostguard.linux.disk import mounts_on, resolve
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_minds, json_option, print_json
+from hostguard.cli.options import as_time, complete_minds, json_option, print_json
 from hostguard.cli.verbs.minds import asleep_text
-from hostguard.cli.when import as_time
 
 
 @click.command()

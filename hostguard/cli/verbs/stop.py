@@ -6,7 +6,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_turns, json_option, print_json
-from hostguard.cli.render import safe
+from hostguard.core.text import safe
 
 
 @click.command()

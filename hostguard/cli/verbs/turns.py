@@ -8,9 +8,10 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_turns, json_option, print_json
-from hostguard.cli.render import clock, fields, terminal_width
+from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import turn_table
 from hostguard.cli.verbs.queue import result_pairs
+from hostguard.core.text import clock, fields
 
 
 @click.command()

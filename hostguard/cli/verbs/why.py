@@ -6,7 +6,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_rows, json_option, print_json
-from hostguard.cli.render import clock, fields, safe
+from hostguard.core.text import clock, fields, safe
 
 
 @click.command()

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from hostguard.cli.render import clock, duration, safe
+from hostguard.core.text import clock, duration, safe
 from hostguard.telemetry.headlines import BAD, INFO, news
 from hostguard.telemetry.page.overtime import over_time
 from hostguard.telemetry.page.tables import incidents, minds, running, waiting

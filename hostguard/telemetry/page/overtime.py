@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from hostguard.cli.render import duration, safe
+from hostguard.core.text import duration, safe
 from hostguard.telemetry.page import charts
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000

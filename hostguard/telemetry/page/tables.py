@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from hostguard.cli.render import clock, duration, ms, safe, size
+from hostguard.core.text import clock, duration, ms, safe, size
 from hostguard.telemetry.headlines import WHY, busy_minds, hold_text, turns, waits
 
 WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen

@@ -16,8 +16,8 @@ import pytest
 from guard import wait_for
 from standin import NEW_YEAR, ROOT, SHOWN, StandIn
 
+from hostguard.core.settings import Settings
 from hostguard.pressure import trace
-from hostguard.pressure.rule import Settings
 from hostguard.pressure.sample import Disk, Sample
 
 HEAD = trace.Head("0.1", "mmcblk0", "6.12", Settings())

@@ -15,7 +15,7 @@ from hostguard.cli.demo.draw import ASCII, UNICODE
 from hostguard.cli.demo.plan import MINDS
 from hostguard.cli.demo.results import Write
 from hostguard.cli.demo.view import Lines, Screen
-from hostguard.cli.render import columns
+from hostguard.core.text import columns
 
 TIMELINE = """\
 mimsy         ####....####

@@ -18,7 +18,7 @@ from statuses import NOW, change, hold, mind, pressure, stalled, status, turn
 
 from hostguard.cli import tables
 from hostguard.cli.overview import screen
-from hostguard.cli.render import columns
+from hostguard.core.text import columns
 from hostguard.telemetry.headlines import BAD, INFO, WARN, news
 
 

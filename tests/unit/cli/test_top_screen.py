@@ -15,10 +15,10 @@ from standin import ROOT, StandIn
 from statuses import MIB, NOW, change, hold, mind, pressure, stalled, status, turn
 from top_seen import seen
 
-from hostguard.cli.render import columns
 from hostguard.cli.top.draw import ASCII, UNICODE, _bytes, _time, away, plain, screen
 from hostguard.cli.top.keys import Mode, Ui
 from hostguard.cli.top.model import levels
+from hostguard.core.text import columns
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from hostguard.api.views import _sentence
 from hostguard.core.model import Hold, Reason
-from hostguard.pressure.rule import Level
+from hostguard.core.settings import Level
 
 UNIT = "hostguard-turn-ada-16.scope"
 MANAGER: Any = SimpleNamespace(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hostguard.config import load as config
 from hostguard.core import names, units
 from hostguard.core.model import Config, Limits
-from hostguard.pressure.rule import Settings
+from hostguard.core.settings import Settings
 
 ME = pwd.getpwuid(os.getuid())
 Write = Callable[..., Path]
@@ -69,6 +69,8 @@ GOOD = [
     ("[pressure]\nstall_after = 0.5", {"pressure": Settings(stall_after=0.5)}, "fractions; the lower bound"),
     ("[pressure]\nstrained_await = '800ms'", {"pressure": Settings(strained_await=0.8)}, "ms"),
     ("[pressure]\nstall_after = '2.5s'", {"pressure": Settings(stall_after=2.5)}, "fractions in a string"),
+    ("[pressure]\nhold_off = '1.5min'", {"pressure": Settings(hold_off=90.0)}, "as options take it"),
+    ('[turn]\nmax_turn = "1.5h"', {"turn": Limits(max_turn=5400)}, "whole seconds, as options take it"),
     ("[pressure]\nhold_off = '1m 30s'", {"pressure": Settings(hold_off=90.0)}, "units add up"),
     ("[pressure]\nfloor = 3", {"pressure": Settings(floor=3)}, "more than one always"),
     ("[pressure]\non_stall = 'freeze'", {"pressure": Settings(on_stall="freeze")}, "asked for"),
@@ -113,7 +115,8 @@ BAD = [
     ("[pressure]\ncalm_window = inf", "pressure.calm_window", "1 second to 1 hour", "TOML has inf"),
     ("[pressure]\nstall_after = '400ms'", "pressure.stall_after", "0.5 to 60 seconds", "below the bound"),
     ("[pressure]\nhold_off = '2h'", "pressure.hold_off", "1 second to 1 hour", "above the bound"),
-    ("[pressure]\nhold_off = '1.5min'", "pressure.hold_off", 'found "1.5min"', "fractions of s and ms only"),
+    ("[turn]\nmax_turn = '500ms'", "turn.max_turn", "whole seconds", "no whole seconds"),
+    ("[turn]\nmax_turn = '1.5h 30'", "turn.max_turn", 'found "1.5h 30"; allowed', "30 of what?"),
     ("[pressure]\non_stall = 'kill'", "pressure.on_stall", 'one of "none", "freeze"', "turns are never killed"),
     ("[pressure]\ntighten = 0", "pressure.tighten", "at least 1", "0 would stop all"),
     ("[pressure]\ncalm_await = 0.5", "pressure", "calm_await 0.5 s is not below strained_await 0.5 s",
@@ -290,6 +293,7 @@ def test_a_mind_without_a_command_needs_no_user(write: Write) -> None:
 NAMES = st.text(min_size=1, max_size=48).filter(lambda name: names.mind_name_fault(name) is None)
 
 
+UNIT_NAME_MAX = 255  # systemd's own is 256 with the NUL
 WORST_TURN = f"{2**63 - 1}.{2**16}"
 
 
@@ -303,8 +307,8 @@ def test_two_minds_never_share_a_unit(one: str, other: str) -> None:
 @pytest.mark.parametrize("name", ["-" * names.MIND_NAME_MAX, "\N{GRINNING FACE}" * 12, "." * 48])
 def test_the_longest_name_fits_systemd(name: str) -> None:
     assert names.mind_name_fault(name) is None
-    assert len(units.turn_unit(name, WORST_TURN)) <= units.UNIT_NAME_MAX
-    assert len(units.mind_slice(name)) <= units.UNIT_NAME_MAX
+    assert len(units.turn_unit(name, WORST_TURN)) <= UNIT_NAME_MAX
+    assert len(units.mind_slice(name)) <= UNIT_NAME_MAX
 
 
 @pytest.mark.skipif(not shutil.which("systemd-escape"), reason="no systemd-escape")

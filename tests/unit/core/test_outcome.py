@@ -3,9 +3,8 @@
 import pytest
 
 from hostguard.core.model import NOT_HELD, Reason, Waited
-from hostguard.core.outcome import Record, ending, resident_ending, result
+from hostguard.core.outcome import Record, Usage, ending, resident_ending, result
 from hostguard.core.retry import backoff, row_of, turn_id
-from hostguard.linux.usage import Usage
 from hostguard.turns.exit_record import parse_record
 
 RAN = Record(released=True)

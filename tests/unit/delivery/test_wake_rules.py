@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard.core.model import WakeOn
-from hostguard.core.patterns import matches, says
+from hostguard.core.names import matches, says
 from hostguard.delivery.wake_rules import on_message
 
 DM = {"isDM": True, "channel": "@ann", "sender": "ann", "content": "hi"}

@@ -19,10 +19,10 @@ from played import CONFIG, CRASH, MINDS, OK, Played, Silent
 
 from hostguard.core import retry
 from hostguard.core.model import Hold, Reason, Row, State
+from hostguard.core.settings import Level
 from hostguard.gate import control
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.policy import Policy
-from hostguard.pressure.rule import Level
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hostguard.core.outcome import Usage
 from hostguard.linux.process import storage
-from hostguard.linux.usage import Usage, in_io_stat, number_of, of_scope
+from hostguard.linux.usage import in_io_stat, number_of, of_scope
 
 IO_STAT = """\
 179:0 rbytes=4096 wbytes=1048576 rios=1 wios=9 dbytes=0 dios=0

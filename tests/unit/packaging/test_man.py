@@ -19,7 +19,7 @@ from hostguard.cli.verbs import run
 from hostguard.config.schema import KEYS, UNLIMITED
 from hostguard.core import paths
 from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
-from hostguard.pressure.rule import Settings
+from hostguard.core.settings import Settings
 
 MAN = Path(__file__).parents[3] / "packaging/man"
 

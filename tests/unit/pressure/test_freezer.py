@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from hostguard.core import paths
 from hostguard.core.model import LiveTurn
+from hostguard.core.settings import Level
 from hostguard.linux import files
 from hostguard.pressure import freezer as freezing
 from hostguard.pressure.freezer import Freezer, Plan, plan
-from hostguard.pressure.rule import Level, State
+from hostguard.pressure.rule import State
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.turns.live import Live, Phase, Turn
 

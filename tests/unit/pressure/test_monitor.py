@@ -13,12 +13,12 @@ from until import until
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, HostView, LiveTurn
+from hostguard.core.settings import Level, Settings
 from hostguard.linux import psi
 from hostguard.linux.disk import Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import monitor, rule
 from hostguard.pressure.monitor import Monitor
-from hostguard.pressure.rule import Level, Settings
 from hostguard.pressure.sample import Disk, Sample
 from hostguard.pressure.sampler import boottime
 from hostguard.turns.live import Live, Phase, Turn

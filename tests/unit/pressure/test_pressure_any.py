@@ -11,7 +11,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hostguard.pressure.rule import GAP, Level, Settings, State, step
+from hostguard.core.settings import Level, Settings
+from hostguard.pressure.rule import GAP, State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 
 COUNT = st.integers(0, 10**6) | st.sampled_from([0, 0, 1, 2])

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from hostguard.pressure.rule import Level, Settings, State, step
+from hostguard.core.settings import Level, Settings
+from hostguard.pressure.rule import State, step
 from hostguard.pressure.sample import Disk, Psi, Sample
 from tests.unit.simulated import World, between
 

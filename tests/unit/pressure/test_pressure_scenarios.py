@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hostguard.pressure.rule import Settings
+from hostguard.core.settings import Settings
 from tests.unit.simulated import World, between
 
 SCENARIOS = [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hostguard.core.settings import Level
 from hostguard.pressure import trace
-from hostguard.pressure.rule import Level
 from hostguard.pressure.sample import Sample
 
 TRACES = Path(__file__).with_name("traces")

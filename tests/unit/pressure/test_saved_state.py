@@ -7,8 +7,9 @@ import json
 import pytest
 
 from hostguard.core import paths
+from hostguard.core.settings import Level
 from hostguard.pressure import saved_state
-from hostguard.pressure.rule import Level, State
+from hostguard.pressure.rule import State
 
 STALLED = State(
     level=Level.STALLED, since=5.0, cap=2, stalled_at=9.0, changes=(1.0, 5.0), cut_at=5.0, top=8, failed=4,

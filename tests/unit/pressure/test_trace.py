@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostguard.core.settings import Settings
 from hostguard.pressure import trace
-from hostguard.pressure.rule import Settings
 from hostguard.pressure.sample import Disk, Psi, Sample
 
 COUNT = st.integers(0, 2**63)

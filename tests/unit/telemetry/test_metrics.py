@@ -15,8 +15,8 @@ from scrapes import CONFIG, MINDS, ROOT, end, on_host, promtool, scrape, send, w
 
 from hostguard.api.exposition import MINDS_MAX, OTHER, exposition
 from hostguard.core.model import Config, LiveTurn, Mind
+from hostguard.core.settings import Level
 from hostguard.linux import process
-from hostguard.pressure.rule import Level
 from hostguard.pressure.rule import State as PressureState
 from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event

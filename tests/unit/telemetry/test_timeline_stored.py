@@ -14,7 +14,7 @@ from onqueue import on_queue
 from test_timeline import T0, TEN
 
 from hostguard.core.model import HostView
-from hostguard.pressure.rule import Level
+from hostguard.core.settings import Level
 from hostguard.store.connection import open_database
 from hostguard.telemetry import timeline_recorder, timeline_store
 from hostguard.telemetry.timeline import Incident, Point, Seen

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hostguard.core.model import Config, Limits, Mind
+from hostguard.core.settings import Settings
 from hostguard.linux import limits as enforce
 from hostguard.linux.disk import Device
 from hostguard.linux.limits import Kernel, Label, Verdict
-from hostguard.pressure.rule import Settings
 from hostguard.telemetry.events import Event
 from hostguard.turns import limit_check
 from hostguard.turns.limit_check import Readback

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hostguard.core.cron import BACK_MS, LATE_MS, MISSED_MAX, Due, cron_fault, due, next_time
+from hostguard.config.cron import BACK_MS, LATE_MS, MISSED_MAX, Due, cron_fault, due, next_time
 from hostguard.core.model import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
