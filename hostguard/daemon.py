@@ -22,17 +22,23 @@ from hostguard.api.web_endpoint import WebEndpoint
 from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
 from hostguard.core.model import Config
+from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal, UnitStarted
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.held_back import HeldBack
 from hostguard.delivery.schedules import Scheduler
 from hostguard.delivery.sleep import Sleeper
+from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import touch
 from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.gate import Gate
+from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, boot_id
 from hostguard.gate.recovery import recover
+from hostguard.gate.run_clients import RunClients
 from hostguard.linux import mlock
 from hostguard.linux.disk import Device, choose
 from hostguard.pressure.freezer import thaw_left
+from hostguard.pressure.monitor import Monitor
 from hostguard.store.connection import SchemaTooNew
 from hostguard.store.deliveries import settings
 from hostguard.store.writer import Queue, QueueError
@@ -40,7 +46,12 @@ from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier, watchdog_s
 from hostguard.telemetry.events import Event, Events
+from hostguard.turns.availability import Availability
+from hostguard.turns.done_tracker import DoneTracker
 from hostguard.turns.limit_check import Readback
+from hostguard.turns.live import Live, TurnEnded
+from hostguard.turns.resident_driver import ResidentDriver
+from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger("hostguard")
 
@@ -62,6 +73,46 @@ class Fatal(Exception):
         self.code = code
 
 
+class Parts:
+    """The guard's parts, put together: nothing runs yet. Tests have the same, some of them fakes."""
+
+    def __init__(self, queue: Queue, events: Events) -> None:
+        self.queue, self.events = queue, events
+        self.redrive = Signal[Redrive]()
+        self.pumped = Signal[Pumped]()
+        self.session_changed = Signal[SessionChanged]()
+        self.turn_ended = Signal[TurnEnded]()
+        self.unit_started = Signal[UnitStarted]()
+        self.policy = Policy(Config(), {}, boot_id())
+        self.backlog = Backlog()
+        self.live = Live()
+        self.run_clients = RunClients()
+        self.ledger = Ledger(queue, events, self.run_clients)
+        self.availability = Availability()
+        self.done_tracker = DoneTracker(self.ledger.waiters)
+        self.readback = Readback(events)
+        self.scopes = Scopes(self.live, self.readback, self.redrive, self.turn_ended, self.unit_started)
+        self.dispatcher = Dispatcher(
+            queue, events, self.policy, self.backlog, self.scopes, self.run_clients, self.ledger,
+            self.session_changed, self.pumped,
+        )  # fmt: skip
+        self.residents = self.dispatcher.residents = ResidentDriver(
+            self.dispatcher, self.availability, self.done_tracker, self.session_changed
+        )
+        self.monitor = self.dispatcher.watcher = Monitor(self.dispatcher)
+        self.gate = self.dispatcher.gate = Gate(
+            self.policy, self.live, self.scopes, queue, self.monitor, self.availability, self.run_clients
+        )
+        self.redrive.subscribe(self.dispatcher.redrive)
+        self.turn_ended.subscribe(self.dispatcher.turn_ended)
+        self.unit_started.subscribe(self._try_mind)
+
+    def _try_mind(self, started: UnitStarted) -> None:
+        for mind in self.policy.config.minds.values():
+            if mind.unit == started.unit:
+                self.residents.up(mind.name)
+
+
 class Daemon:
     """The running guard."""
 
@@ -69,18 +120,20 @@ class Daemon:
         self.notifier = Notifier()
         self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
-        self.manager = Dispatcher(self.queue, self.events, self._changed)
+        self.parts = parts = Parts(self.queue, self.events)
+        self.policy, self.monitor, self.ledger = parts.policy, parts.monitor, parts.ledger
+        self.scopes, self.residents = parts.scopes, parts.residents
+        self.manager = parts.dispatcher
         self.kept = HeldBack(self.manager)
         self.acceptor = Acceptor(
             self.manager, self.kept.files.get, lambda mind: self.sleeper.wake_for_message(mind)
         )
         self.scheduler = Scheduler(self.manager, self.acceptor)
         self.sleeper = Sleeper(self.manager, self.acceptor)
-        self.manager.on_session = self._on_session
-        self.manager.runner.on_unit = self._on_unit
-        self.readback = Readback(self.events)
-        self.manager.runner.on_scope = self.readback.look
-        self.manager.watcher.tightener.on_set = self.readback.look_at_slice
+        parts.session_changed.subscribe(self._on_session)
+        parts.pumped.subscribe(self._changed)
+        self.readback = parts.readback
+        self.monitor.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.reporter = report.Reporter(self)
         pages = report.pages(self, self.reporter)
@@ -113,12 +166,14 @@ class Daemon:
             if self.queue.notice:
                 log.critical("%s", self.queue.notice)
                 self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
-            await self.manager.residents.use(config)
-            self.manager.policy = Policy(config, kept, boot_id())
-            self.manager.ledger.history_rows = config.history_rows
+            await self.residents.use(config)
+            self.policy.config = config
+            for name, value in kept.items():
+                self.policy.set(name, value)
+            self.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
-            await self.manager.runner.open()
-            self.manager.watcher.start(self.device)
+            await self.scopes.open()
+            self.monitor.start(self.device)
             self._follow_units(config)
             await self.kept.read(config)
             await recover(self.manager)
@@ -144,15 +199,15 @@ class Daemon:
         self.manager.closing = True
         self.scheduler.close()
         self.sleeper.close()
-        await self.manager.watcher.close()
+        await self.monitor.close()
         await self.kept.close()
         server.end()
         await self.endpoint.close()
         await self.web.close()
         await asyncio.wait([serving], timeout=SETTLE_S)
-        await self.manager.residents.close()
+        await self.residents.close()
         await self.manager.settled(SETTLE_S)
-        await self.manager.runner.close()
+        await self.scopes.close()
         await self.queue.close()
         if self._failure is not None:
             raise Fatal(self._failure)
@@ -169,12 +224,12 @@ class Daemon:
                 self.notifier.send("READY=1", f"STATUS={self._status_line()}")
                 raise
             self._reload_failed = False
-            await self.manager.residents.use(config)
+            await self.residents.use(config)
             await self._lock_memory()
-            self.manager.policy.config = config
-            self.manager.ledger.history_rows = config.history_rows
+            self.policy.config = config
+            self.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
-            self.manager.watcher.use(self.device)
+            self.monitor.use(self.device)
             self._follow_units(config)
             await self.endpoint.reload(config.events_listen)
             await self.web.reload(config.web_listen)
@@ -186,22 +241,17 @@ class Daemon:
             touch(self.manager)
             self.notifier.send("READY=1", f"STATUS={self._status_line()}")
 
-    def _on_session(self, mind: str, session: str, busy: bool) -> None:
-        self.kept.batcher.session_changed(mind, session, busy)
-        self.sleeper.on_session(mind, session, busy)
+    def _on_session(self, changed: SessionChanged) -> None:
+        self.kept.batcher.session_changed(changed.mind, changed.session, changed.busy)
+        self.sleeper.on_session(changed.mind, changed.session, changed.busy)
 
     def _follow_units(self, config: Config) -> None:
         minds = config.minds.values()
-        self.manager.runner.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
-
-    def _on_unit(self, unit: str) -> None:
-        for mind in self.manager.policy.config.minds.values():
-            if mind.unit == unit:
-                self.manager.residents.up(mind.name)
+        self.scopes.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
 
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""
-        device = {"path": self.manager.policy.config.device_path, "node": self.device.node,
+        device = {"path": self.policy.config.device_path, "node": self.device.node,
                   "reason": self.device.reason}  # fmt: skip
         problems = list(self._problems)
         if self.endpoint.problem is not None:
@@ -216,7 +266,7 @@ class Daemon:
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
-        runner = self.manager.runner
+        runner = self.scopes
         runner.device, runner.disk = self.device.node, self.device.name
         log.info("device: %s: %s", self.device.node or "none", self.device.reason)
         await self.readback.configure(config, self.device)
@@ -235,9 +285,9 @@ class Daemon:
 
         self._reload_task = asyncio.create_task(attempt())
 
-    def _changed(self) -> None:
+    def _changed(self, _: Pumped) -> None:
         """Many changes within STATUS_S make one status line."""
-        self.manager.watcher.poke()
+        self.monitor.poke()
         if not self._status_due:
             self._status_due = True
             asyncio.get_running_loop().call_later(STATUS_S, self._tell_status)

@@ -54,3 +54,15 @@ class MindWoken:
     """A sleeping mind is to be woken for a message."""
 
     mind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """Rows that wait may start now: of one mind, or (None) because something of the host changed."""
+
+    mind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pumped:
+    """The gate was asked about all that may start: what status shows may have changed."""

@@ -16,7 +16,6 @@ from hostguard.core import outcome, retry
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import (
-    Config,
     Delivery,
     Hold,
     HostView,
@@ -28,18 +27,19 @@ from hostguard.core.model import (
     State,
     Waited,
 )
+from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal
 from hostguard.gate.backlog import Backlog
+from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.notices import dead_letter, script_message
 from hostguard.gate.policy import Policy
-from hostguard.gate.rule import decide
 from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
 from hostguard.pressure.monitor import Monitor
 from hostguard.store.deliveries import New
 from hostguard.store.writer import Queue
 from hostguard.telemetry.events import Event, Events
-from hostguard.turns.live import Turn
+from hostguard.turns.live import Turn, TurnEnded
 from hostguard.turns.resident_driver import ResidentDriver
 from hostguard.turns.scopes import Scopes
 
@@ -53,20 +53,33 @@ CLOCK_CHECK_S = 30.0
 class Dispatcher:
     """Owns the backlog and the live turns; all state here mirrors the database and systemd."""
 
-    def __init__(self, queue: Queue, events: Events, on_change: Callable[[], None]) -> None:
+    gate: Gate
+    residents: ResidentDriver
+    watcher: Monitor
+
+    def __init__(
+        self,
+        queue: Queue,
+        events: Events,
+        policy: Policy,
+        backlog: Backlog,
+        scopes: Scopes,
+        run_clients: RunClients,
+        ledger: Ledger,
+        session_changed: Signal[SessionChanged],
+        pumped: Signal[Pumped],
+    ) -> None:
         self.queue = queue
         self.events = events
-        self.backlog = Backlog()
-        self.policy = Policy(Config(), {}, "")
-        self.runner = Scopes(self._around_changed, self._over)
+        self.backlog = backlog
+        self.policy = policy
+        self.live = scopes.live
+        self.runner = scopes
         queue.on_trouble = self._around_changed
-        self.callers = RunClients()
-        self.ledger = Ledger(queue, events, self.callers)
-        self.residents = ResidentDriver(self)
-        self.watcher = Monitor(self)
+        self.callers = run_clients
+        self.ledger = ledger
+        self.session_changed = session_changed
         self._starter = Starter(self)
-        # Told of each turn of a session that begins (True) or ends; set by the daemon.
-        self.on_session: Callable[[str, str, bool], None] = lambda mind, session, busy: None
         # Rows of a mind that (batches, missing routes) keep back; set by the daemon.
         self.kept: Callable[[str], tuple[int, int]] = lambda mind: (0, 0)
         # Told of a row that is cancelled while a batch keeps it; set by the daemon.
@@ -75,7 +88,7 @@ class Dispatcher:
         self.instructions: Callable[[str, str], str | None] = lambda mind, session: None
         self.ready = False
         self.closing = False
-        self._on_change = on_change
+        self._pumped = pumped
         self._fresh: list[Row] = []  # queued since the last pump: are they held?
         self._looked = 0  # when `pump` last did, by the wall clock
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -98,15 +111,7 @@ class Dispatcher:
 
     def view(self, mind: str) -> MindView:
         """What the gate sees of a mind."""
-        policy = self.policy
-        return MindView(
-            mind,
-            policy.mind_cap(mind) if mind in policy.config.minds else 0,
-            policy.paused(mind),
-            policy.asleep(mind),
-            self.runner.live.of(mind),
-            self.residents.downs.why(mind),
-        )
+        return self.gate.view(mind)
 
     def waiting(self, mind: str) -> int:
         """Rows of the mind that have not begun, due or not, also those that are kept back."""
@@ -114,25 +119,11 @@ class Dispatcher:
 
     def host(self) -> HostView:
         """What the gate sees of the host."""
-        live = self.runner.live
-        return HostView(
-            len(live),
-            live.oldest,
-            self.policy.global_cap(),
-            self.watcher.state.admit,
-            self.policy.paused(),
-            self.runner.connected,
-            self.queue.trouble is None,
-        )
+        return self.gate.host()
 
     def verdict(self, row: Row) -> Hold | None:
         """Why the row does not start now; None if it may."""
-        if row.mind not in self.policy.config.minds:
-            return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
-        if row.kind is Kind.RUN and not self.callers.waits(row.id):
-            return Hold(Reason.CALLER_AWAY, "its `hostguard run` is not connected")
-        verdict = decide(self.host(), self.view(row.mind), row, now_ms())
-        return verdict if isinstance(verdict, Hold) else None
+        return self.gate.hold(row)
 
     def _is_open(self, mind: str) -> bool:
         return (
@@ -179,7 +170,7 @@ class Dispatcher:
                 self.backlog.remove(row.id, row.mind, row.session)
                 self.callers.park(row)
                 continue
-            if not isinstance(decide(self.host(), self.view(row.mind), row, now), Start):
+            if not isinstance(self.gate.verdict(row), Start):
                 log.error("the backlog offered %s, which the gate holds", row)
                 break
             if not self._starter.begin(row, now):
@@ -190,7 +181,7 @@ class Dispatcher:
         for row in fresh:
             self._note_hold(row, now)
         self._set_timer(now)
-        self._on_change()
+        self._pumped.send(Pumped())
 
     def hasten(self, now: int) -> None:
         """A pause after a failure that is longer than the longest was set before the clock was set back."""
@@ -204,8 +195,9 @@ class Dispatcher:
 
     # -- ends
 
-    def _over(self, turn: Turn, ending: outcome.Ending) -> None:
+    def turn_ended(self, ended: TurnEnded) -> None:
         """A slot came free: account for its rows, and hand the slot on at once."""
+        turn, ending = ended.turn, ended.ending
         self.backlog.touch(turn.live.mind, turn.live.session)
         if turn.delivery is not None:
             self.settle(turn.delivery, turn, ending, turn.waited)
@@ -215,7 +207,7 @@ class Dispatcher:
             for row, waited in turn.resident.folded:
                 self.settle(row, turn, ending, waited)
         if turn.live.session is not None:
-            self.on_session(turn.live.mind, turn.live.session, False)
+            self.session_changed.send(SessionChanged(turn.live.mind, turn.live.session, False))
         self.pump()
 
     def settle(self, row: Delivery, turn: Turn, ending: outcome.Ending, waited: Waited) -> None:
@@ -276,10 +268,16 @@ class Dispatcher:
         if delay is not None:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0), self.pump)
 
-    def _around_changed(self) -> None:
-        """Of systemd or of the disk."""
+    def redrive(self, cause: Redrive) -> None:
+        """Offer what waits again."""
+        if cause.mind is not None:
+            self._offer(cause.mind)
         if self.ready:
             self.pump()
+
+    def _around_changed(self) -> None:
+        """Of the disk."""
+        self.redrive(Redrive())
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Hold on to a task until it is done, and log it if it fails."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hostguard.core import outcome, payload, retry
 from hostguard.core.model import Delivery, Kind, LiveTurn, Mind, Row, State
 from hostguard.core.names import own_session
+from hostguard.core.signals import SessionChanged
 from hostguard.core.units import turn_unit
 from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
@@ -44,7 +45,7 @@ class Starter:
         takes_input = mind.url is not None and row.kind is not Kind.RUN and not own_session(row.session)
         turn = Turn(LiveTurn(unit, row.mind, row.session, turn_id, takes_input), now, Phase.STARTING)
         live.add(turn)
-        manager.on_session(row.mind, row.session, True)
+        manager.session_changed.send(SessionChanged(row.mind, row.session, True))
         manager.keep(asyncio.create_task(self._start(turn, row)))
         return True
 

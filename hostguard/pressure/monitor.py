@@ -122,6 +122,11 @@ class Monitor:
             self._readers.discard(queue)
 
     @property
+    def admit(self) -> int | None:
+        """How many turns pressure allows; None = no limit."""
+        return self.state.admit
+
+    @property
     def since_ms(self) -> int:
         """When the level changed last, ms since the epoch."""
         return now_ms() - round(1000 * (boottime() - self.state.since))

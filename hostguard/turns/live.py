@@ -67,6 +67,14 @@ class Turn:
     resident: Resident | None = None  # it is posted to a resident mind
 
 
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """A turn's slot came free."""
+
+    turn: Turn
+    ending: Ending
+
+
 @dataclass
 class Live:
     """Slots by unit name, oldest first, and by mind."""

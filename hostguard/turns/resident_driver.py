@@ -21,6 +21,7 @@ from hostguard.core import outcome as outcome_
 from hostguard.core import payload
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Delivery, Mind, Row
+from hostguard.core.signals import SessionChanged, Signal
 from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -45,13 +46,20 @@ CHECK_S = 5.0  # between two looks at how busy the turns are
 class ResidentDriver:
     """Drives the turns of all resident minds."""
 
-    def __init__(self, manager: Dispatcher) -> None:
+    def __init__(
+        self,
+        manager: Dispatcher,
+        availability: Availability,
+        done_tracker: DoneTracker,
+        session_changed: Signal[SessionChanged],
+    ) -> None:
         self._manager = manager
+        self._session_changed = session_changed
         self._runner = manager.runner
         self.adopter = Adoption(self._runner.systemd, self._died, self._runner.cgroup)
         self._postman = MindClient()
-        self.downs = Availability()
-        self.dones = DoneTracker(manager.ledger.waiters)
+        self.downs = availability
+        self.dones = done_tracker
         self._check: asyncio.TimerHandle | None = None
 
     async def use(self, config: Config) -> None:
@@ -108,7 +116,7 @@ class ResidentDriver:
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
         resident.posted = True
         self.downs.up(mind.name)
-        self._manager.on_session(mind.name, turn.live.session or "", True)
+        self._session_changed.send(SessionChanged(mind.name, turn.live.session or "", True))
         self.adopter.look(mind.name)
         self._watch_busy()
         self.feed(turn)
@@ -191,7 +199,7 @@ class ResidentDriver:
             )  # fmt: skip
             if turn in self._runner.live:
                 resident.folded.append((delivery, waited))
-                manager.on_session(row.mind, row.session, True)
+                self._session_changed.send(SessionChanged(row.mind, row.session, True))
                 self.adopter.look(mind.name)
             else:
                 manager.settle(

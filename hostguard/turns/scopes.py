@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from hostguard.core import outcome, units
 from hostguard.core.model import Kind, Limits, LiveTurn, Mind, Work
 from hostguard.core.outcome import Usage
+from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient, Stub, anchor, release
 from hostguard.turns import exit_record
-from hostguard.turns.live import Live, Phase, Turn
+from hostguard.turns.live import Live, Phase, Turn, TurnEnded
 from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
@@ -30,24 +32,33 @@ log = logging.getLogger(__name__)
 AGAIN_MS = 1_000  # out of descriptors or processes: look again after this
 
 
-async def _nobody(cgroup: Path, limits: Limits) -> None:
-    pass
+class LimitCheck(Protocol):
+    """Is shown each turn's cgroup before the turn runs."""
+
+    async def look(self, cgroup: Path, limits: Limits) -> None:
+        """Read back which limits the kernel applies to it."""
 
 
 class Scopes:
-    """Starts and follows turns. `on_over` is called for each turn whose slot came free."""
+    """Starts and follows turns."""
 
-    def __init__(self, on_told: Callable[[], None], on_over: Callable[[Turn, outcome.Ending], None]) -> None:
-        self.live = Live()
+    def __init__(
+        self,
+        live: Live,
+        limit_check: LimitCheck,
+        redrive: Signal[Redrive],
+        turn_ended: Signal[TurnEnded],
+        unit_started: Signal[UnitStarted],
+    ) -> None:
+        self.live = live
         self.systemd = Systemd(self)
         self.connected = False
         self.device: str | None = None  # block device node for per-device limits
         self.disk: str | None = None  # the kernel's name of the same
-        self._on_told = on_told
-        self._on_over = on_over
-        self.on_unit: Callable[[str], None] = lambda unit: None
-        # Shown each turn's cgroup before the turn runs; set by the daemon.
-        self.on_scope: Callable[[Path, Limits], Awaitable[None]] = _nobody
+        self._redrive = redrive
+        self._turn_ended = turn_ended
+        self._unit_started = unit_started
+        self._limit_check = limit_check
         self.spawner = ForkClient(self.systemd)
         self._watch = cgroups.Watch(self._emptied)
         self._leaving = ScopeReaper(self.systemd, self._has_processes)
@@ -160,7 +171,7 @@ class Scopes:
             if self.connected:
                 self._spawn(self._refresh())
             return False
-        await self.on_scope(self.cgroup(unit, turn.live.mind), limits)
+        await self._limit_check.look(self.cgroup(unit, turn.live.mind), limits)
         # The word may have been of an earlier turn of this name: a row that is tried again by request.
         if turn.gone and not cgroups.populated(self.cgroup(unit, turn.live.mind)):
             self._dismiss(turn)
@@ -224,7 +235,7 @@ class Scopes:
             if turn.live.id is not None:
                 self._leaving.add(turn.live.unit)
             self.account(turn)
-            self._on_over(turn, ending)
+            self._turn_ended.send(TurnEnded(turn, ending))
 
     def usage(self, turn: Turn) -> Usage:
         """What the turn has used by now."""
@@ -271,7 +282,7 @@ class Scopes:
         for turn in self.live:
             if turn.phase is not Phase.STARTING:
                 self.scope_gone(turn.live.unit)
-        self._on_told()
+        self._redrive.send(Redrive())
 
     def systemd_down(self) -> None:
         """Nothing is started until systemd is back."""
@@ -282,7 +293,7 @@ class Scopes:
         """A scope of somebody else's takes a slot, too."""
         if scope.unit not in self.live.turns:
             self._take(scope)
-            self._on_told()
+            self._redrive.send(Redrive())
 
     def _take(self, scope: Scope) -> None:
         if scope.unit in self.live.turns:
@@ -325,7 +336,7 @@ class Scopes:
 
     def unit_started(self, unit: str) -> None:
         """A mind's own service was started (or stopped: a job tells not which, and trying does no harm)."""
-        self.on_unit(unit)
+        self._unit_started.send(UnitStarted(unit))
 
     async def _refresh(self) -> None:
         with suppress(SystemdLost, SystemdError):

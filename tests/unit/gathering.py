@@ -5,16 +5,13 @@ import json
 import time
 
 from onqueue import on_queue
-from played import Silent
+from played import managed
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, LiveTurn, Mind, State, Target
 from hostguard.delivery.batcher import Batcher
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
-from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase, Resident, Turn
 
 SHORT = {"debounce_s": 0.15, "max_wait_s": 0.6, "triggers": ["now"]}
@@ -38,9 +35,8 @@ class Host:
 
     def __init__(self, queue, payload_max=1 << 20):
         self.queue = queue
-        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
         minds = {name: Mind(name, url="http://x") for name in ("bob", "eve")}
-        self.manager.policy = Policy(Config(minds=minds, payload_max=payload_max), {}, "boot")
+        self.manager = managed(queue, Config(minds=minds, payload_max=payload_max))
         self.batcher = Batcher(self.manager)
         self.manager.on_taken_back = lambda row: self.batcher.taken_back(row)
 

@@ -6,11 +6,11 @@ from onqueue import on_queue
 
 from hostguard.core import outcome
 from hostguard.core.model import Config, Mind
+from hostguard.daemon import Parts
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.systemd.journal import Journal
 from hostguard.telemetry.events import Events
-from hostguard.turns.live import Live, Phase
+from hostguard.turns.live import Phase, TurnEnded
 
 MINDS = ("a", "b", "c")
 
@@ -31,10 +31,9 @@ class Silent(Journal):
 class Played:
     """Turns that start at once and end when the test says so. What hostguard.turns.scopes does on real scopes."""
 
-    def __init__(self, over) -> None:
-        self.live = Live()
-        self.connected = True
-        self._over = over
+    def __init__(self, manager) -> None:
+        self.live = manager.live
+        self._over = lambda turn, ending: manager.turn_ended(TurnEnded(turn, ending))
 
     def begin_record(self, turn) -> bool:
         return True
@@ -53,17 +52,37 @@ class Played:
     give_up = end
 
 
+def parts(queue, config=CONFIG, settings=None, journal=None) -> Parts:
+    """The guard's parts on an open queue. systemd counts as connected, though it is not."""
+    found = Parts(queue, Events(journal or Silent()))
+    found.policy.config = config
+    for name, value in (settings or {}).items():
+        found.policy.set(name, value)
+    found.scopes.connected = True
+    return found
+
+
+def managed(queue, config=CONFIG, settings=None, journal=None) -> Dispatcher:
+    """A dispatcher that could start turns, but for systemd."""
+    return parts(queue, config, settings, journal).dispatcher
+
+
+def playing(queue, config=CONFIG, settings=None) -> Dispatcher:
+    """A dispatcher whose turns are played."""
+    manager = managed(queue, config, settings)
+    manager.runner = Played(manager)
+    return manager
+
+
 def on_manager(path, work, config=CONFIG):
     """Run `await work(manager)` on a real queue in `path`, with turns that end when the test says so."""
 
-    async def managed(queue):
-        manager = Dispatcher(queue, Events(Silent()), lambda: None)
-        manager.policy = Policy(config, {}, "boot")
-        manager.runner = Played(manager._over)
+    async def run(queue):
+        manager = playing(queue, config)
         manager.ready = True
         await work(manager)
 
-    on_queue(path, managed)
+    on_queue(path, run)
 
 
 OK = outcome.Ending("exited", "exit status 0", 0)

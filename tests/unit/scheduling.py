@@ -4,15 +4,13 @@ import asyncio
 import json
 
 from onqueue import acceptor
+from played import managed
 
 from hostguard.core.model import Config, Mind, Schedule, State
 from hostguard.delivery.schedules import Scheduler
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
 from hostguard.systemd.journal import Journal
-from hostguard.telemetry.events import Events
 
 NOON = 1_781_092_800_000  # 2026-06-10 12:00 UTC
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -38,9 +36,10 @@ class Host:
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
         self.journal = Silent()
-        self.manager = Dispatcher(self.queue, Events(self.journal), lambda: None)
         kept = await self.queue.read(deliveries.settings)
-        self.manager.policy = Policy(Config(minds=MINDS, schedules=self.schedules), kept, "boot")
+        config = Config(minds=MINDS, schedules=self.schedules)
+        self.manager = managed(self.queue, config, kept, self.journal)
+        self.manager.runner.connected = False
         self.scheduler = Scheduler(self.manager, acceptor(self.manager), lambda: self.now)
         await self.scheduler.start()
         await self.idle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from played import OK, Played, Silent
+from played import OK, playing
 from until import until
 
 from hostguard.core import outcome
@@ -14,11 +14,8 @@ from hostguard.core.model import Config, Mind, State
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.sleep import Sleeper
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
-from hostguard.telemetry.events import Events
 
 HOUR = 3_600_000
 MINDS = {
@@ -39,14 +36,14 @@ class Host:
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
-        self.manager = manager = Dispatcher(self.queue, Events(Silent()), lambda: None)
-        manager.policy = Policy(self.config, await self.queue.read(deliveries.settings), "boot")
-        manager.runner = Played(manager._over)
+        self.manager = manager = playing(self.queue, self.config, await self.queue.read(deliveries.settings))
         waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))
         manager.backlog.load(waiting, now_ms())
         self.acceptor = Acceptor(manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind))
         self.sleeper = Sleeper(manager, self.acceptor, lambda: now_ms() + self.skew)
-        manager.on_session = self.sleeper.on_session
+        manager.session_changed.subscribe(
+            lambda changed: self.sleeper.on_session(changed.mind, changed.session, changed.busy)
+        )
         manager.ready = True
         manager.pump()
         self.sleeper.start()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from onqueue import on_queue
-from played import Silent
+from played import managed
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Mind, State
@@ -17,10 +17,8 @@ from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.routes import parse_routes
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy, sleep_key, woken_key
+from hostguard.gate.policy import sleep_key, woken_key
 from hostguard.store import deliveries
-from hostguard.telemetry.events import Events
 
 NOTHING_MATCHES, ALL = parse_routes("{}"), parse_routes('{"rules": [{"session": "s"}]}')
 CONFIG = Config(minds={"bob": Mind("bob", ("/bin/true",), routes="/r"), "eve": Mind("eve", ("/bin/true",))})
@@ -31,8 +29,7 @@ class Host:
 
     def __init__(self, queue):
         self.queue, self.woken, self.admitted = queue, [], []
-        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
-        self.manager.policy = Policy(CONFIG, {}, "boot")
+        self.manager = managed(queue, CONFIG)
         self.manager.admit = lambda rows: self.admitted.extend(row.id for row in rows)
         self.routes = {"bob": NOTHING_MATCHES}
         self.gating = Quarantine(self.manager, self.routes.get, lambda row, raw: self.manager.admit([row]))
@@ -113,10 +110,10 @@ def test_a_message_behind_a_release_that_the_card_does_not_take_is_refused(tmp_p
 
 def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
     code = (
-        "import sys, hostguard.daemon; from hostguard.gate.dispatcher import Dispatcher; from hostguard.core.model import *\n"
+        "import sys; from hostguard.daemon import Parts; from hostguard.core.model import *\n"
         "from pathlib import Path; from hostguard.store.writer import Queue\n"
         "from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
-        "residents = Dispatcher(Queue(Path('/nowhere')), None, None).residents\n"
+        "residents = Parts(Queue(Path('/nowhere')), None).residents\n"
         "run(residents.use(Config(minds={'a': Mind('a', ('/bin/true',))}))); assert not loaded()\n"
         "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onqueue import on_queue
-from played import Silent
+from played import managed
 from unmatched import ALL, NOTHING_MATCHES, kept, store
 
 from hostguard.core.model import Config, Mind, State
@@ -16,10 +16,7 @@ from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import GATED_MAX, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
-from hostguard.telemetry.events import Events
 
 
 class Host:
@@ -27,8 +24,7 @@ class Host:
 
     def __init__(self, queue, **minds):
         self.queue = queue
-        self.manager = Dispatcher(queue, Events(Silent()), lambda: None)
-        self.manager.policy = Policy(Config(minds=minds or {"bob": Mind("bob", routes="/r")}), {}, "boot")
+        self.manager = managed(queue, Config(minds=minds or {"bob": Mind("bob", routes="/r")}))
         self.routes = {"bob": NOTHING_MATCHES}
         self.out = []
         self.gating = Quarantine(self.manager, self.routes.get, lambda row, raw: self.out.append((row, raw)))

@@ -6,15 +6,12 @@ import asyncio
 import time
 
 from onqueue import acceptor, message, on_queue
-from played import CONFIG, CRASH, Played, Silent
+from played import CRASH, playing
 
 from hostguard.core import clock
 from hostguard.core.model import Kind, Row
 from hostguard.gate import dispatcher, ledger, run_clients
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.gate.run_clients import RunClients
-from hostguard.telemetry.events import Events
 
 HOUR = 3_600_000
 
@@ -28,9 +25,7 @@ def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_t
 
     async def work(queue):
         nonlocal skew
-        guard = Dispatcher(queue, Events(Silent()), lambda: None)
-        guard.policy = Policy(CONFIG, {}, "boot")
-        guard.runner = Played(guard._over)
+        guard = playing(queue)
         guard.ready = True
         await acceptor(guard).store(message("a"))
         await acceptor(guard).store(message("b", not_before=clock.now_ms() + HOUR))

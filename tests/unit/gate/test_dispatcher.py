@@ -15,19 +15,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from onqueue import acceptor, to
-from played import CONFIG, CRASH, MINDS, OK, Played, Silent
+from played import CRASH, MINDS, OK, Played, managed
 
 from hostguard.core import retry
 from hostguard.core.model import Hold, Reason, Row, State
 from hostguard.core.settings import Level
 from hostguard.gate import control
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
 from hostguard.store.writer import Queue
-from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase
 
 
@@ -71,9 +68,9 @@ class Managed(RuleBasedStateMachine):
         async def opened():
             self.queue = Queue(Path(self.folder.name) / "queue.db")
             await self.queue.open()
-            self.manager = Dispatcher(self.queue, Events(Silent()), lambda: None)
-            self.manager.policy = Policy(CONFIG, {}, "boot")
-            self.manager.runner = Played(self.manager._over)
+            self.manager = managed(self.queue)
+            self.scopes = self.manager.runner
+            self.manager.runner = Played(self.manager)
             self.manager.ready = True
             self.acceptor = acceptor(self.manager)
 
@@ -127,9 +124,9 @@ class Managed(RuleBasedStateMachine):
     @rule()
     def systemd_goes_and_comes(self) -> None:
         async def flap():
-            self.manager.runner.connected = False
+            self.scopes.connected = False
             self.manager.pump()
-            self.manager.runner.connected = True
+            self.scopes.connected = True
             self.manager.pump()
 
         self.do(flap())

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 from onqueue import message, on_queue, put
-from played import CONFIG, Silent
+from played import CONFIG, managed
 
 from hostguard.core import paths
 from hostguard.core.model import Delivery
 from hostguard.gate import control
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
 from hostguard.systemd.fork_client import Stub
-from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase
 
 Spoil = Callable[[Dispatcher, Path], None]
@@ -56,9 +54,8 @@ def started(folder: Path, spoil: Spoil, stop: bool) -> tuple[Delivery, int]:
     """The row of a turn whose start `spoil` makes fail, and how many of its mind wait then."""
 
     async def work(queue: Queue) -> tuple[Delivery, int]:
-        manager = Dispatcher(queue, Events(Silent()), lambda: None)
-        manager.policy = Policy(CONFIG, {}, "boot")
-        manager.ready = manager.runner.connected = True
+        manager = managed(queue)
+        manager.ready = True
         _, (row,) = await put(queue, message("a"))
         manager.admit([row])
         (turn,) = manager.runner.live

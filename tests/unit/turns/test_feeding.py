@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 from onqueue import message, on_queue, put
-from played import Silent
+from played import managed
 
 from hostguard.core.model import Config, LiveTurn, Mind, Reason
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import Policy
-from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase, Resident, Turn
 from hostguard.turns.mind_client import Outcome, Posted
 
 
 def fed(queue, posted: list[int]) -> tuple[Dispatcher, Turn]:
     """A manager with a live turn of m's main session; the ids of what is posted are noted."""
-    manager = Dispatcher(queue, Events(Silent()), lambda: None)
-    manager.policy = Policy(Config(minds={"m": Mind("m", url="http://127.0.0.1:9")}), {}, "boot")
+    manager = managed(queue, Config(minds={"m": Mind("m", url="http://127.0.0.1:9")}))
     live = LiveTurn("t.scope", "m", "main", "99", takes_input=True)
     turn = Turn(live, 0, Phase.RUNNING, resident=Resident(posted=True))
     manager.runner.live.add(turn)

@@ -1,0 +1,55 @@
+"""Questions that one part asks of another, of which it knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hostguard.core.model import Config, Delivery, LiveTurn, Row
+
+
+class Configured(Protocol):
+    """Has the configuration in force; a reload replaces it."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration now."""
+
+
+class RowSource(Protocol):
+    """The queued rows that may go into a live turn."""
+
+    def first(self, turn: LiveTurn) -> Row | None:
+        """The row that the gate folds into the turn next. The row stays queued until it is taken."""
+
+    def take(self, row: Row) -> None:
+        """Remove the row from the queued ones."""
+
+    def give_back(self, row: Row, pause_ms: int = 0) -> None:
+        """Queue a taken row again, to be offered after a pause."""
+
+
+class Dispatching(Protocol):
+    """Offers queued rows to the gate."""
+
+    def admit(self, rows: Sequence[Delivery]) -> None:
+        """Take stored rows into the backlog and offer them to the gate."""
+
+    def requeue(self, row: Row) -> None:
+        """Give a row back to the backlog; `pump` follows."""
+
+    def pump(self) -> None:
+        """Start every row that may start."""
+
+    def reopen(self, mind: str) -> None:
+        """Offer the mind its rows again: it is up, awake, or has room."""
+
+    def waiting(self, mind: str) -> int:
+        """Rows of the mind that have not begun, held back or not."""
+
+
+class SessionNotes(Protocol):
+    """Knows the instructions that a mind's routes have for a session."""
+
+    def instructions(self, mind: str, session: str) -> str | None:
+        """The instructions; None if there are none."""

@@ -1,0 +1,91 @@
+"""The gate: asks the rule about rows, with a view of the host as it is now."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hostguard.core.clock import now_ms
+from hostguard.core.model import Hold, HostView, Kind, MindView, Reason, Row, Verdict
+from hostguard.gate.policy import Policy
+from hostguard.gate.rule import decide
+from hostguard.gate.run_clients import RunClients
+from hostguard.turns.availability import Availability
+from hostguard.turns.live import Live
+
+
+class Systemd(Protocol):
+    """What the gate asks of systemd's side."""
+
+    connected: bool
+
+
+class Store(Protocol):
+    """What the gate asks of the queue's file."""
+
+    trouble: str | None
+
+
+class Pressure(Protocol):
+    """What the gate asks of the disk's watcher."""
+
+    @property
+    def admit(self) -> int | None:
+        """How many turns pressure allows; None = no limit."""
+
+
+class Gate:
+    """The one place where the rule is asked."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        live: Live,
+        systemd: Systemd,
+        store: Store,
+        pressure: Pressure,
+        availability: Availability,
+        run_clients: RunClients,
+    ) -> None:
+        self._policy = policy
+        self._live = live
+        self._systemd = systemd
+        self._store = store
+        self._pressure = pressure
+        self._availability = availability
+        self._run_clients = run_clients
+
+    def host(self) -> HostView:
+        """What the rule sees of the host."""
+        return HostView(
+            len(self._live),
+            self._live.oldest,
+            self._policy.global_cap(),
+            self._pressure.admit,
+            self._policy.paused(),
+            self._systemd.connected,
+            self._store.trouble is None,
+        )
+
+    def view(self, mind: str) -> MindView:
+        """What the rule sees of a mind."""
+        return MindView(
+            mind,
+            self._policy.mind_cap(mind) if mind in self._policy.config.minds else 0,
+            self._policy.paused(mind),
+            self._policy.asleep(mind),
+            self._live.of(mind),
+            self._availability.why(mind),
+        )
+
+    def verdict(self, row: Row) -> Verdict:
+        """Whether the row starts, folds or waits, at this moment."""
+        if row.mind not in self._policy.config.minds:
+            return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
+        if row.kind is Kind.RUN and not self._run_clients.waits(row.id):
+            return Hold(Reason.CALLER_AWAY, "its `hostguard run` is not connected")
+        return decide(self.host(), self.view(row.mind), row, now_ms())
+
+    def hold(self, row: Row) -> Hold | None:
+        """Why the row waits; None if it does not."""
+        verdict = self.verdict(row)
+        return verdict if isinstance(verdict, Hold) else None
