@@ -22,7 +22,15 @@ from hostguard.api.web_endpoint import WebEndpoint
 from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
 from hostguard.core.model import Config
-from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal, UnitStarted
+from hostguard.core.signals import (
+    Pumped,
+    Redrive,
+    SessionChanged,
+    Signal,
+    SliceThrottled,
+    TurnThawed,
+    UnitStarted,
+)
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.held_back import HeldBack
 from hostguard.delivery.schedules import Scheduler
@@ -37,8 +45,9 @@ from hostguard.gate.recovery import recover
 from hostguard.gate.run_clients import RunClients
 from hostguard.linux import mlock
 from hostguard.linux.disk import Device, choose
-from hostguard.pressure.freezer import thaw_left
+from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
+from hostguard.pressure.throttle import Throttle
 from hostguard.store.connection import SchemaTooNew
 from hostguard.store.deliveries import settings
 from hostguard.store.writer import Queue, QueueError
@@ -46,6 +55,7 @@ from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier, watchdog_s
 from hostguard.telemetry.events import Event, Events
+from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
 from hostguard.turns.limit_check import Readback
@@ -99,7 +109,15 @@ class Parts:
         self.residents = self.dispatcher.residents = ResidentDriver(
             self.dispatcher, self.availability, self.done_tracker, self.session_changed
         )
-        self.monitor = self.dispatcher.watcher = Monitor(self.dispatcher)
+        thawed, throttled = Signal[TurnThawed](), Signal[SliceThrottled]()
+        self.recorder = TimelineRecorder(queue, self.backlog)
+        self.monitor = self.dispatcher.watcher = Monitor(
+            self.live, self.scopes.systemd, self.policy, events, self.recorder,
+            Freezer(self.live, self.scopes.systemd, events, thawed), Throttle(self.scopes.systemd, throttled),
+            self.redrive,
+        )  # fmt: skip
+        thawed.subscribe(lambda turn: self.residents.stood_still(turn.unit, turn.seconds))
+        throttled.subscribe(self.readback.slice_throttled)
         self.gate = self.dispatcher.gate = Gate(
             self.policy, self.live, self.scopes, queue, self.monitor, self.availability, self.run_clients
         )
@@ -133,7 +151,6 @@ class Daemon:
         parts.session_changed.subscribe(self._on_session)
         parts.pumped.subscribe(self._changed)
         self.readback = parts.readback
-        self.monitor.tightener.on_set = self.readback.look_at_slice
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.reporter = report.Reporter(self)
         pages = report.pages(self, self.reporter)

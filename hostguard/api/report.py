@@ -57,7 +57,7 @@ class Reporter:
     async def report(self, span_ms: int, wait_s: float) -> summary.Json:
         """That of the last `span_ms`, after at most `wait_s` seconds of waiting for the disk."""
         await self._read(span_ms, wait_s)
-        known = self._daemon.manager.watcher.recorder.history
+        known = self._daemon.parts.recorder.timeline
         stored = self._stored.get(span_ms, _Stored(0, [], [], []))
         points = known.known()
         first = points[0].at if points else now_ms()

@@ -27,8 +27,8 @@ def pressed(manager: Dispatcher) -> dict[str, Any]:
         "looked_ms": round(1000 * (boottime() - last.at)) if last else None,
         "in_flight": last.disk.in_flight if last and last.disk else None,
         **_rates(recent),
-        "frozen": list(watcher.freezer.frozen),
-        "tightened": watcher.tightener.limit is not None,
+        "frozen": list(watcher.frozen),
+        "tightened": watcher.throttled,
         "changes": [asdict(change) for change in watcher.changes],
     }
 

@@ -16,6 +16,16 @@ class Configured(Protocol):
         """The configuration now."""
 
 
+class Caps(Configured, Protocol):
+    """Knows how many turns the configuration and the operator allow."""
+
+    def global_cap(self) -> int | None:
+        """Turns of all minds together; None = unlimited."""
+
+    def paused(self, mind: str | None = None) -> bool:
+        """True if the mind, or (None) the whole guard, is paused."""
+
+
 class RowSource(Protocol):
     """The queued rows that may go into a live turn."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 Fact = TypeVar("Fact")
@@ -40,6 +41,21 @@ class SessionChanged:
     mind: str
     session: str
     busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnThawed:
+    """The turn in this scope was frozen for some seconds and runs again."""
+
+    unit: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SliceThrottled:
+    """A write limit was set on hostguard.slice, whose cgroup this is."""
+
+    cgroup: Path
 
 
 @dataclass(frozen=True, slots=True)

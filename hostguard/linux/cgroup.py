@@ -29,6 +29,11 @@ def of_manager(root: Path = Path("/")) -> Path:
     return find_root(root) / own
 
 
+def of_unit(unit: str, control_group: str) -> Path:
+    """The cgroup of a unit directly below the service manager's own, `control_group`."""
+    return ROOT / control_group.strip("/") / unit
+
+
 GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
 AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again
 

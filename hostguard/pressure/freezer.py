@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from hostguard.core import paths
 from hostguard.core.settings import Level
+from hostguard.core.signals import Signal, TurnThawed
+from hostguard.core.tasks import Tasks
 from hostguard.linux import files
 from hostguard.pressure.rule import State
+from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import Bus, SystemdError, SystemdLost
 from hostguard.telemetry.events import Event, Events
-from hostguard.turns.live import Phase
-from hostguard.turns.scopes import Scopes
+from hostguard.turns.live import Live, Phase
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +79,17 @@ async def thaw_left() -> None:
 
 
 class Freezer:
-    """Freezes and thaws over D-Bus. `on_thawed` is told a turn's unit and the seconds that it stood still."""
+    """Freezes and thaws scopes over D-Bus."""
 
-    def __init__(self, runner: Scopes, events: Events, on_thawed: Callable[[str, float], None]) -> None:
-        self._runner = runner
+    def __init__(self, live: Live, systemd: Systemd, events: Events, thawed: Signal[TurnThawed]) -> None:
+        self._live = live
+        self._systemd = systemd
         self._events = events
-        self._on_thawed = on_thawed
+        self._turn_thawed = thawed
         self.frozen: dict[str, float] = {}  # unit -> time.monotonic() of its freeze, youngest turn first
         self._thawed: dict[str, float] = {}  # of its thaw: it is spared for as long as it may be frozen
         self._thawing: dict[str, asyncio.Task[None]] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def open(self) -> None:
         """Thaw what an earlier guard froze. Call it once systemd is connected."""
@@ -107,7 +110,7 @@ class Freezer:
 
     def follow(self, state: State, longest: float) -> None:
         """Do what the state asks for; no freeze lasts more than `longest` seconds. Call it at each tick."""
-        now, live = time.monotonic(), self._runner.live
+        now, live = time.monotonic(), self._live
         self._thawed = {unit: at for unit, at in self._thawed.items() if now - at < longest}
         self._forget([unit for unit in self.frozen if unit not in live.turns and unit not in self._thawing])
         # What somebody else put into our slices is not ours to freeze; what starts or ends has a job to do.
@@ -134,13 +137,11 @@ class Freezer:
             return
         self.frozen[unit] = now  # the same for all of a tick: they are thawed together, oldest first
         self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
-        task = asyncio.create_task(self._ask(unit))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._tasks.start(self._ask(unit))
 
     async def _ask(self, unit: str) -> None:
         try:
-            await self._runner.systemd.freeze(unit)
+            await self._systemd.freeze(unit)
         except SystemdLost as error:  # it answers only once all is frozen: what waits for the disk is not
             log.debug("%s: %s", unit, error)
         except SystemdError as error:
@@ -150,13 +151,13 @@ class Freezer:
 
     def _thaw(self, unit: str) -> None:
         if unit not in self._thawing:
-            self._thawing[unit] = asyncio.create_task(self._thaw_surely(unit))
+            self._thawing[unit] = self._tasks.start(self._thaw_surely(unit))
 
     async def _thaw_surely(self, unit: str) -> None:
         told = False
         while True:
             try:
-                await self._runner.systemd.thaw(unit)
+                await self._systemd.thaw(unit)
                 break
             except (SystemdError, SystemdLost) as error:
                 if isinstance(error, SystemdError) and error.name.endswith(GONE):
@@ -169,8 +170,8 @@ class Freezer:
         seconds = time.monotonic() - self.frozen.get(unit, time.monotonic())
         self._forget([unit])
         self._thawed[unit] = time.monotonic()
-        if unit in self._runner.live.turns:
-            self._on_thawed(unit, seconds)
+        if unit in self._live.turns:
+            self._turn_thawed.send(TurnThawed(unit, seconds))
             self._emit(
                 Event.THAWED, unit, f"{unit} goes on after {seconds:.1f} s", frozen_ms=int(seconds * 1000)
             )
@@ -185,6 +186,6 @@ class Freezer:
                 log.debug("%s: %s", paths.FROZEN, error)
 
     def _emit(self, event: Event, unit: str, text: str, **more: int) -> None:
-        turn = self._runner.live.turns.get(unit)
+        turn = self._live.turns.get(unit)
         mind, id_ = (turn.live.mind, turn.live.id) if turn is not None else (None, None)
         self._events.emit(event, text, mind=mind, turn=id_, unit=unit, **more)

@@ -5,12 +5,11 @@ What somebody else set there stays as it is: with any write limit on the slice n
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from hostguard.core import paths
+from hostguard.core.signals import Signal, SliceThrottled
+from hostguard.core.tasks import Tasks
 from hostguard.core.units import SLICE
 from hostguard.linux import cgroup, files
 from hostguard.systemd.client import Systemd
@@ -25,13 +24,12 @@ Limit = tuple[str, int]  # the disk's node, bytes/s
 class Throttle:
     """Sets and gives back the slice's IOWriteBandwidthMax over D-Bus."""
 
-    def __init__(self, systemd: Systemd) -> None:
+    def __init__(self, systemd: Systemd, throttled: Signal[SliceThrottled]) -> None:
         self._systemd = systemd
-        # Told of the slice's cgroup once a limit was set; set by the daemon.
-        self.on_set: Callable[[Path], Awaitable[None]] | None = None
+        self._throttled = throttled
         self.limit: Limit | None = None  # what we set, or are about to
         self._refused: Limit | None = None  # what we leave be, while it is wanted
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()  # one at a time
 
     def open(self) -> None:
         """Give back what an earlier guard set. Call it once systemd is connected."""
@@ -42,22 +40,16 @@ class Throttle:
 
     async def close(self) -> None:
         """Give it back."""
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_S)
+        await self._tasks.settled(CLOSE_S)
         self.follow(None)
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_S)
+        await self._tasks.settled(CLOSE_S)
 
     def follow(self, wanted: Limit | None) -> None:
         """Have this limit, or none. What could not be done is tried at the next call."""
         if wanted != self._refused:
             self._refused = None
-        if self._task is None and wanted != self.limit and (wanted is None or wanted != self._refused):
-            self._task = asyncio.create_task(self._change(wanted))
-            self._task.add_done_callback(self._done)
-
-    def _done(self, _: asyncio.Task[None]) -> None:
-        self._task = None
+        if not len(self._tasks) and wanted != self.limit and (wanted is None or wanted != self._refused):
+            self._tasks.start(self._change(wanted))
 
     async def _change(self, wanted: Limit | None) -> None:
         try:
@@ -81,9 +73,8 @@ class Throttle:
         self.limit = wanted
         await self._systemd.set_write_limits(SLICE, [wanted])
         log.info("%s may write %d bytes/s to %s for now", SLICE, wanted[1], wanted[0])
-        if self.on_set is not None:
-            await self._systemd.write_limits(SLICE)  # PID 1 tells the kernel before it hears the next call
-            await self.on_set(cgroup.ROOT / self._systemd.control_group.strip("/") / SLICE)
+        await self._systemd.write_limits(SLICE)  # PID 1 writes to the kernel before it reads the next call
+        self._throttled.send(SliceThrottled(cgroup.of_unit(SLICE, self._systemd.control_group)))
 
     async def _give_back(self, ours: Limit, there: list[Limit]) -> list[Limit]:
         others = [limit for limit in there if limit != ours]

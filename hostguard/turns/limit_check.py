@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hostguard.core.model import Config, Limits
+from hostguard.core.signals import SliceThrottled
+from hostguard.core.tasks import Tasks
 from hostguard.linux.disk import Device
 from hostguard.linux.limits import Kernel, Label, Verdict, configured, judge, read_applied, read_kernel, worst
 from hostguard.telemetry.events import Event, Events
@@ -28,6 +30,7 @@ class Readback:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self._tasks = Tasks()
         self._device = Device(None, None, "not looked at yet")
         self._known: dict[Limits, tuple[Verdict, ...]] = {}
         self._slice: dict[Limits, tuple[Verdict, ...]] = {}  # of `tighten`
@@ -64,8 +67,11 @@ class Readback:
             self._looked_at[limits] = now
             await self._begin(cgroup, limits, self._known)
 
-    async def look_at_slice(self, cgroup: Path) -> None:
-        """Read hostguard.slice back, which was tightened a moment ago."""
+    def slice_throttled(self, fact: SliceThrottled) -> None:
+        """Read hostguard.slice back in the background."""
+        self._tasks.start(self._look_at_slice(fact.cgroup))
+
+    async def _look_at_slice(self, cgroup: Path) -> None:
         for limits in self._slice:
             if not self._busy():
                 await self._begin(cgroup, limits, self._slice)

@@ -312,7 +312,7 @@ class ResidentDriver:
             self.adopter.stood_still(unit, seconds)
 
     def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> outcome_.Ending | None:
-        if resident.feeding is not None or turn.live.unit in self._manager.watcher.freezer.frozen:
+        if resident.feeding is not None or turn.live.unit in self._manager.watcher.frozen:
             return None
         # What a mind tells is no progress: one that tells for ever and does nothing is idle (cases.md, 22).
         now = time.monotonic()

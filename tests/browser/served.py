@@ -44,9 +44,9 @@ class Served:
         self.status: Any = status()
         self.asked: list[str] = []
         policy = Policy(Config(web_token=token_hash(TOKEN)), {}, "")
-        watcher = SimpleNamespace(recorder=SimpleNamespace(history=self.history))
-        manager = SimpleNamespace(queue=self.queue, watcher=watcher, policy=policy)
-        self.daemon: Any = SimpleNamespace(manager=manager, status=self._status)
+        parts = SimpleNamespace(recorder=SimpleNamespace(timeline=self.history))
+        manager = SimpleNamespace(queue=self.queue, policy=policy)
+        self.daemon: Any = SimpleNamespace(manager=manager, parts=parts, status=self._status)
         self.port = 0
 
     def fill(self, turns: int) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hostguard.core import paths
 from hostguard.core.model import LiveTurn
 from hostguard.core.settings import Level
+from hostguard.core.signals import Signal, TurnThawed
 from hostguard.linux import files
 from hostguard.pressure import freezer as freezing
 from hostguard.pressure.freezer import Freezer, Plan, plan
@@ -86,9 +87,10 @@ def freezer(systemd: Systemd, thawed: list[str]) -> Freezer:
     live = Live()
     for unit in ABCD:
         live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
-    runner = SimpleNamespace(live=live, systemd=systemd)
     events = SimpleNamespace(emit=lambda *_, **__: None)
-    return Freezer(runner, events, lambda unit, _: thawed.append(unit))
+    signal = Signal[TurnThawed]()
+    signal.subscribe(lambda turn: thawed.append(turn.unit))
+    return Freezer(live, systemd, events, signal)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""When the watcher looks, what it tells, and what it hands to the manager. Counters and systemd are played."""
+"""When the monitor ticks, what it reports, and what the gate gets. Counters and systemd are played."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import pytest
 from until import until
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Config, HostView, LiveTurn
+from hostguard.core.model import Config, LiveTurn
 from hostguard.core.settings import Level, Settings
+from hostguard.core.signals import Redrive, Signal
 from hostguard.linux import psi
 from hostguard.linux.disk import Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import monitor, rule
+from hostguard.pressure.freezer import Freezer
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.sample import Disk, Sample
 from hostguard.pressure.sampler import boottime
+from hostguard.pressure.throttle import Throttle
+from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.live import Live, Phase, Turn
 
 CARD = Device("/dev/mmcblk0", "mmcblk0", "")
@@ -49,39 +53,41 @@ class Played:
 
 
 class Host:
-    """What the watcher needs of a manager."""
+    """What the monitor needs, some of it played."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.pumps = 0
-        self.runner = SimpleNamespace(live=Live(), systemd=SimpleNamespace(control_group="/"))
-        config = Config(pressure=QUICK)
-        self.policy = SimpleNamespace(config=config, global_cap=lambda: 4, paused=lambda: False)
-        self.events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
-        self.residents = SimpleNamespace(stood_still=lambda unit, seconds: None)
+        self.live = Live()
         self.backlog: list[int] = []
-        self.queue = SimpleNamespace(trouble="there is none")
-        self.watcher = Monitor(self)
+        systemd = SimpleNamespace(control_group="/")
+        caps = SimpleNamespace(config=Config(pressure=QUICK), global_cap=lambda: 4, paused=lambda: False)
+        events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
+        queue = SimpleNamespace(trouble="there is none")
+        freezer = Freezer(self.live, systemd, events, Signal())
+        redrive = Signal[Redrive]()
+        redrive.subscribe(self.pump)
+        self.recorder = TimelineRecorder(queue, self.backlog)
+        self.monitor = Monitor(
+            self.live, systemd, caps, events, self.recorder, freezer, Throttle(systemd, Signal()), redrive
+        )
         self.disk = Played()
 
-    def host(self) -> HostView:
-        return HostView(len(self.runner.live), cap=4, effective_cap=self.watcher.state.admit)
-
-    def pump(self) -> None:
+    def pump(self, _: Redrive) -> None:
         self.pumps += 1
-        self.watcher.poke()  # as the daemon does
+        self.monitor.poke()  # as the daemon does
 
     def run(self, count: int) -> None:
         """So many turns run from now on."""
-        self.runner.live = Live()
+        self.live.turns.clear()
         for unit in map(str, range(count)):
-            self.runner.live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
-        self.watcher.poke()
+            self.live.add(Turn(LiveTurn(unit, "m"), 0, Phase.RUNNING))
+        self.monitor.poke()
 
 
 @pytest.fixture
 def on_host(monkeypatch, tmp_path):
-    """Run `await work(host)` with a watcher that ticks a hundred times faster."""
+    """Run `await work(host)` with a monitor that ticks a hundred times faster."""
     monkeypatch.setattr(rule, "TICK", 0.01)
     monkeypatch.setattr(rule, "FAST_TICK", 0.005)
     monkeypatch.setattr(rule, "SPAN", 0.008)
@@ -92,10 +98,10 @@ def on_host(monkeypatch, tmp_path):
     def runner(work):
         async def main():
             host = Host()
-            host.watcher.use(CARD)
-            host.watcher.sampler = host.disk
+            host.monitor.use(CARD)
+            host.monitor.sampler = host.disk
             await work(host)
-            await host.watcher.close()
+            await host.monitor.close()
             looks = host.disk.looks
             host.run(1)  # turns end, and are pumped, while the guard stops
             await asyncio.sleep(0.05)
@@ -108,10 +114,10 @@ def on_host(monkeypatch, tmp_path):
 
 def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
     async def work(host):
-        host.watcher.poke()
+        host.monitor.poke()
         await asyncio.sleep(0.05)
         assert host.disk.looks == 0
-        assert host.watcher.since_ms == pytest.approx(now_ms(), abs=1000)  # calm: as far as is known
+        assert host.monitor.since_ms == pytest.approx(now_ms(), abs=1000)  # calm: as far as is known
         host.run(2)
         await until(lambda: host.disk.looks > 5)
         host.run(0)
@@ -119,7 +125,7 @@ def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
         looks = host.disk.looks
         await asyncio.sleep(0.1)
         assert host.disk.looks == looks
-        assert (host.told, host.watcher.state.level) == ([], Level.CALM)
+        assert (host.told, host.monitor.state.level) == ([], Level.CALM)
 
     on_host(work)
 
@@ -129,15 +135,15 @@ def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_h
         host.run(4)
         await until(lambda: host.disk.looks > 2)
         host.disk.stuck = True
-        await until(lambda: host.watcher.state.cap == 1)
-        state = host.watcher.state
+        await until(lambda: host.monitor.state.cap == 1)
+        state = host.monitor.state
         assert (state.level, state.cap, state.admit) == (Level.STALLED, 1, 1)
         assert all(
             told.startswith("stalled: 1 request in flight, not completed for 0.") for told in host.told
         )
         assert [told.rpartition("; ")[2] for told in host.told] == ["cap 4 -> 2", "cap 2 -> 1"]
-        assert [(one.level, one.cap) for one in host.watcher.changes] == [("stalled", 2), ("stalled", 1)]
-        assert host.watcher.since_ms == pytest.approx(host.watcher.changes[0].at, abs=50)
+        assert [(one.level, one.cap) for one in host.monitor.changes] == [("stalled", 2), ("stalled", 1)]
+        assert host.monitor.since_ms == pytest.approx(host.monitor.changes[0].at, abs=50)
         pumps = host.pumps
         host.disk.stuck = False
         await until(lambda: "cap 1 -> 2" in [told.rpartition("; ")[2] for told in host.told])
@@ -150,13 +156,13 @@ def test_another_disk_is_met_without_prejudice(on_host):
     async def work(host):
         host.run(4)
         host.disk.stuck = True
-        await until(lambda: host.watcher.state.cap == 1)
-        host.watcher.use(CARD)  # a reload: the same one
-        assert host.watcher.state.level is Level.STALLED
-        host.watcher.use(OTHER)
-        assert (host.watcher.state.level, host.watcher.state.cap) == (Level.CALM, None)
+        await until(lambda: host.monitor.state.cap == 1)
+        host.monitor.use(CARD)  # a reload: the same one
+        assert host.monitor.state.level is Level.STALLED
+        host.monitor.use(OTHER)
+        assert (host.monitor.state.level, host.monitor.state.cap) == (Level.CALM, None)
         assert host.told[-1] == "calm: not looked at yet; cap 1 -> 4"
-        assert not host.watcher.samples, "what was seen of another disk is not compared with this one"
+        assert not host.monitor.samples, "what was seen of another disk is not compared with this one"
 
     on_host(work)
 
@@ -170,7 +176,7 @@ def test_a_fault_in_a_look_does_not_end_the_looking(on_host, caplog):
         await until(lambda: host.disk.looks > looks + 2)
         host.disk.fails = False
         host.disk.stuck = True
-        await until(lambda: host.watcher.state.level is Level.STALLED)
+        await until(lambda: host.monitor.state.level is Level.STALLED)
 
     with caplog.at_level(logging.CRITICAL, "asyncio"):
         on_host(work)
@@ -178,7 +184,7 @@ def test_a_fault_in_a_look_does_not_end_the_looking(on_host, caplog):
 
 def test_whoever_records_gets_samples_though_no_turn_runs(on_host):
     async def work(host):
-        with host.watcher.reader() as samples:
+        with host.monitor.reader() as samples:
             assert (await asyncio.wait_for(samples.get(), 10)).live == 0
             await asyncio.wait_for(samples.get(), 10)
         await asyncio.sleep(0.03)
@@ -196,7 +202,7 @@ def test_the_kernels_call_makes_it_look_for_a_while_and_then_rests(on_host, monk
 
     async def work(host):
         for _ in range(20):  # it calls again and again
-            host.watcher._pressed()
+            host.monitor._pressed()
             await asyncio.sleep(0.01)
             if rests:
                 break
@@ -234,13 +240,13 @@ def test_the_kernel_takes_what_a_trigger_is_asked_for():
 
 def test_what_changes_is_noted_also_while_no_turn_runs(on_host):
     async def work(host):
-        host.watcher.poke()
+        host.monitor.poke()
         host.backlog += [1, 2]
-        host.watcher.poke()
+        host.monitor.poke()
         assert host.disk.looks == 0
-        assert host.watcher.recorder.history.known()[-1].seen.held == 2
+        assert host.recorder.timeline.known()[-1].seen.held == 2
         host.run(1)
-        await until(lambda: host.watcher.recorder.history.known()[-1].seen.await_ms is not None)
-        assert host.watcher.recorder.history.known()[-1].seen.turns == 1
+        await until(lambda: host.recorder.timeline.known()[-1].seen.await_ms is not None)
+        assert host.recorder.timeline.known()[-1].seen.turns == 1
 
     on_host(work)

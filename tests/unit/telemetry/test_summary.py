@@ -106,9 +106,8 @@ class Hanging:
 def on_reporter(work: Any) -> None:
     async def main() -> None:
         queue = Hanging()
-        recorder = SimpleNamespace(history=Timeline())
-        manager = SimpleNamespace(queue=queue, watcher=SimpleNamespace(recorder=recorder))
-        daemon: Any = SimpleNamespace(manager=manager, status=status)
+        parts = SimpleNamespace(recorder=SimpleNamespace(timeline=Timeline()))
+        daemon: Any = SimpleNamespace(manager=SimpleNamespace(queue=queue), parts=parts, status=status)
         await work(api_report.Reporter(daemon), queue)
 
     asyncio.run(main())

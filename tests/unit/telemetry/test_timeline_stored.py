@@ -13,27 +13,21 @@ import pytest
 from onqueue import on_queue
 from test_timeline import T0, TEN
 
-from hostguard.core.model import HostView
 from hostguard.core.settings import Level
 from hostguard.store.connection import open_database
 from hostguard.telemetry import timeline_recorder, timeline_store
-from hostguard.telemetry.timeline import Incident, Point, Seen
+from hostguard.telemetry.timeline import Incident, Point, Seen, Trouble
 
 
 class Host:
-    """What the recorder needs of a manager; its clock runs as the test says."""
+    """A recorder on a real store; its clock runs as the test says."""
 
     def __init__(self, queue: Any) -> None:
-        self.queue, self.backlog, self.cap = queue, range(3), 4
-        self.level, self.limit = Level.CALM, None
-        self.watcher = SimpleNamespace(
-            state=SimpleNamespace(level=Level.CALM, evidence="e", last=None),
-            freezer=SimpleNamespace(frozen=()),
-            tightener=SimpleNamespace(limit=None),
-        )
+        self.queue, self.level = queue, Level.CALM
+        self.notes = timeline_recorder.TimelineRecorder(queue, range(3))
 
-    def host(self) -> HostView:
-        return HostView(live=2, cap=4, effective_cap=self.cap)
+    def note(self, await_ms: int | None = None) -> None:
+        self.notes.note(self.level, 4, 2, Trouble("e", 4), await_ms)
 
 
 def on_recorder(path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
@@ -42,7 +36,7 @@ def on_recorder(path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
 
     async def with_queue(queue: Any) -> Any:
         host = Host(queue)
-        return await work(timeline_recorder.TimelineRecorder(host), host, clock)  # type: ignore[arg-type]
+        return await work(host.notes, host, clock)
 
     return on_queue(path, with_queue)
 
@@ -57,25 +51,25 @@ async def stored(host: Host) -> tuple[list[Point], list[Incident]]:
 
 def test_it_is_stored_seldom_while_calm_and_never_in_trouble(tmp_path, monkeypatch):
     async def work(notes, host, clock):
-        notes.note(5)
+        host.note(5)
         clock.now += timeline_recorder.STORE_MS - 1
-        notes.note(5)
+        host.note(5)
         assert await stored(host) == ([], [])
-        host.watcher.state.level = Level.STALLED
+        host.level = Level.STALLED
         clock.now += timeline_recorder.STORE_MS
-        notes.note()
+        host.note()
         assert notes.store() is None
         assert await stored(host) == ([], [])
-        host.watcher.state.level = Level.CALM
+        host.level = Level.CALM
         clock.now += 1000
-        notes.note()
+        host.note()
         points, incidents = await stored(host)
         assert [point.first for point in points] == [True] + [False] * (len(points) - 1)
         assert points[0].seen == Seen(0, 4, 2, 3, 5)
-        assert incidents == [*notes.history.incidents]
+        assert incidents == [*notes.timeline.incidents]
         assert incidents[0].until == clock.now
         clock.now += 60_000
-        notes.note(5)
+        host.note(5)
         assert len((await stored(host))[0]) == len(points)
         host.queue.trouble = "full"
         assert notes.store() is None
@@ -88,10 +82,10 @@ def test_it_is_stored_seldom_while_calm_and_never_in_trouble(tmp_path, monkeypat
 
 def test_what_did_not_change_is_not_stored_again(tmp_path, monkeypatch):
     async def work(notes, host, clock):
-        notes.note(5)
+        host.note(5)
         await notes.store()
         clock.now += 2 * timeline_recorder.STORE_MS
-        notes.note()
+        host.note()
         await stored(host)
         assert notes.store() is None
 
@@ -104,7 +98,7 @@ def test_a_store_that_failed_is_made_again(tmp_path, monkeypatch):
         failed = asyncio.get_running_loop().create_future()
         failed.set_exception(OSError("no"))
         host.queue.submit = lambda op, durable: SimpleNamespace(future=failed)
-        notes.note(5)
+        host.note(5)
         with pytest.raises(OSError, match="no"):
             await notes.store()
         host.queue.submit = real

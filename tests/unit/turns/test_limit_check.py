@@ -12,6 +12,7 @@ import pytest
 
 from hostguard.core.model import Config, Limits, Mind
 from hostguard.core.settings import Settings
+from hostguard.core.signals import SliceThrottled
 from hostguard.linux import limits as enforce
 from hostguard.linux.disk import Device
 from hostguard.linux.limits import Kernel, Label, Verdict
@@ -226,7 +227,8 @@ def test_the_limit_of_pressure_is_read_back_from_the_slice(
     async def work(keeper: Readback) -> None:
         [before] = keeper.verdicts
         assert before == Verdict("tighten", Label.UNKNOWN, "to be read back once it is set")
-        await keeper.look_at_slice(CGROUP)
+        keeper.slice_throttled(SliceThrottled(CGROUP))
+        await keeper._tasks.settled(10)
 
     keeper = run(told, work, Config(pressure=Settings(tighten=1_000_000)))
     assert keeper.verdicts == [Verdict("tighten", Label.ENFORCED, "in io.max")]
