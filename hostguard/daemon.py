@@ -15,10 +15,10 @@ from typing import Any
 from hostguard import __version__
 from hostguard.api import metrics, report, views
 from hostguard.api.app import make_app
-from hostguard.api.server import listen, make_server
+from hostguard.api.server import LOCAL, Server, listen
 from hostguard.api.standby import Stopped, open_queue
 from hostguard.api.volute import Endpoint
-from hostguard.api.web_endpoint import WebEndpoint
+from hostguard.api.web import WebEndpoint
 from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
 from hostguard.core.model import Config
@@ -202,16 +202,13 @@ class Daemon:
         except Stopped:
             return
 
-        server = make_server(make_app(self))
-        serving = asyncio.create_task(server.serve(sockets=[listener or listen(paths.SOCKET)]))
+        server = Server(make_app(self), LOCAL)
+        await server.start(listener or listen(paths.SOCKET))
         await self.endpoint.start(config.events_listen)
         await self.web.start(config.web_listen)
         await self._lock_memory()
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not self._stop.is_set():
-            self._failure = "the API server ended by itself"
+        await self._stop.wait()
         self.notifier.send("STOPPING=1")
         self.manager.closing = True
         self.scheduler.close()
@@ -221,7 +218,6 @@ class Daemon:
         server.end()
         await self.endpoint.close()
         await self.web.close()
-        await asyncio.wait([serving], timeout=SETTLE_S)
         await self.residents.close()
         await self.manager.settled(SETTLE_S)
         await self.scopes.close()
@@ -359,7 +355,6 @@ def main() -> None:
     os.umask(0o077)
     journal = Journal("hostguardd")
     take_over(journal)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
         paths.RUNTIME.chmod(0o755)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard.api import metrics, pressure, report, schedules, views
 from hostguard.api import minds as api_minds
-from hostguard.api.web import EXCEPTION_HANDLERS, body_max, json_object, peer, until_gone
+from hostguard.api.http import EXCEPTION_HANDLERS, Stream, body_max, json_object, peer
 from hostguard.config.dump import as_dict
 from hostguard.config.load import ConfigError
 from hostguard.core.clock import now_ms
@@ -225,19 +225,19 @@ class Api:
         follow = request.query_params.get("follow") != "0"
         after = _number(last, 0) if last is not None or not follow else None
 
-        async def stream() -> AsyncIterator[str]:
+        async def stream() -> AsyncGenerator[bytes, None]:
             with self.manager.events.reader() as queue:
                 for event in self.manager.events.kept(after) if after is not None else []:
                     yield _sse(event)
-                yield ": ready\n\n"
+                yield b": ready\n\n"
                 if not follow:
                     return
-                async for event in until_gone(request, queue):
-                    yield _sse(event)
+                while True:
+                    yield _sse(await queue.get())
                     if queue.qsize() >= BEHIND_MAX:
                         return
 
-        return StreamingResponse(stream(), media_type="text/event-stream")
+        return Stream(stream(), "text/event-stream")
 
     async def run(self, request: Request) -> Response:
         """POST /v1/run: wait for a turn, then have the calling process moved into its scope."""
@@ -264,7 +264,7 @@ class Api:
                 caller.close()
                 self.acceptor.caller_left(row.id, caller)
                 raise
-        return StreamingResponse(self._wait_turn(request, row.id, caller), media_type="application/x-ndjson")
+        return Stream(self._wait_turn(request, row.id, caller), "application/x-ndjson")
 
     def _waiting(self, request: Request, id_: int) -> AbstractContextManager[None]:
         """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
@@ -272,11 +272,12 @@ class Api:
         mine = home.name if home is not None and home.name in self.manager.runner.live.turns else None
         return self.manager.ledger.waiters.turn(mine, id_)
 
-    async def _wait_turn(self, request: Request, id_: int, caller: RunClient) -> AsyncIterator[str]:
+    async def _wait_turn(self, request: Request, id_: int, caller: RunClient) -> AsyncGenerator[bytes, None]:
         try:
             with self._waiting(request, id_):
-                async for event in until_gone(request, caller.events):
-                    yield json.dumps(event) + "\n"
+                while True:
+                    event = await caller.events.get()
+                    yield json.dumps(event).encode() + b"\n"
                     if event["event"] != "held":
                         return
         finally:
@@ -288,8 +289,8 @@ class Api:
         return await json_object(request, most, optional=optional)
 
 
-def _sse(event: dict[str, Any]) -> str:
-    return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+def _sse(event: dict[str, Any]) -> bytes:
+    return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
 
 
 def _number(value: str | None, default: int) -> int:

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard.api import views
+from hostguard.api.http import json_object
 from hostguard.api.volute import token_hash, token_key
-from hostguard.api.web import json_object
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict
 from hostguard.core.names import MAIN_SESSION

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard.api import views
-from hostguard.api.web import until_gone
+from hostguard.api.http import Stream
 from hostguard.pressure.monitor import BEHIND_MAX
 from hostguard.pressure.trace import sample_line
 
@@ -38,11 +38,11 @@ class _Pressure:
     async def samples(self, request: Request) -> Response:
         """GET /v1/pressure/samples: JSON lines, one for each look at the disk from now on."""
 
-        async def stream() -> AsyncIterator[bytes]:
+        async def stream() -> AsyncGenerator[bytes, None]:
             with self._manager.watcher.reader() as queue:
-                async for sample in until_gone(request, queue):
-                    yield sample_line(sample)
+                while True:
+                    yield sample_line(await queue.get())
                     if queue.qsize() >= BEHIND_MAX:
                         return
 
-        return StreamingResponse(stream(), media_type="application/x-ndjson")
+        return Stream(stream(), "application/x-ndjson")

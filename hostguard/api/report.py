@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api.web_endpoint import check_token
+from hostguard.api.web import check_token
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import bad_request
 from hostguard.gate import control

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard.api import views
-from hostguard.api.web import body_max, json_object, peer
+from hostguard.api.http import body_max, json_object, peer
 from hostguard.config.build import schedule_fault
 from hostguard.config.schema import SCHEDULE, TIME_MAX
 from hostguard.core.clock import now_ms

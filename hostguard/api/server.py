@@ -1,4 +1,8 @@
-"""Serving with uvicorn: the API on a unix socket, knowing who calls; the minds' endpoint on loopback TCP."""
+"""Where the guard listens: the API's unix socket, which knows who calls, and endpoints on loopback TCP.
+
+The server is h11 on asyncio: the bounds that a guard needs are not to be had of a general one. uvicorn bounds
+neither connections nor the time for a head; hypercorn and aiohttp.web no connections, and take more memory.
+"""
 
 from __future__ import annotations
 
@@ -7,118 +11,73 @@ import contextlib
 import errno
 import grp
 import ipaddress
+import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio._backends._asyncio  # noqa: F401  # else the first streamed answer imports it, on the event loop
+from hostguard.api.http import Address, Connection, Limits
+from hostguard.core.tasks import Tasks
+from hostguard.systemd.notify import Notifier
 
-from hostguard.api import lean
-from hostguard.api.lean import H11Protocol
+log = logging.getLogger(__name__)
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
 SOCKET_UNIT = "hostguard.socket"
+BACKLOG = 128
+RETRY_S = 5.0  # after an address that could not be had
 # Of the 1024 descriptors that a service has by default the rest is for turns, which must start and end.
-CONNECTIONS_MAX = 600
-MINDS_CONNECTIONS_MAX = 100
-HEAD_S = 5.0  # on loopback a whole request comes at once: longer, and somebody only holds the connection
+# A caller may be slow: it runs on the host whose disk stalls.
+LOCAL = Limits(connections=600, head_s=60, idle_s=5, stall_s=None)
+# On loopback a whole request comes at once: longer, and somebody only holds the connection.
+LOOPBACK = Limits(connections=100, head_s=5, idle_s=0, stall_s=30)
 
 
-class PeerProtocol(H11Protocol):
-    """Puts the peer's pid and uid (SO_PEERCRED) where ASGI has the client's address.
+class Server:
+    """Serves an ASGI app on a socket."""
 
-    A unix socket has no address, and ASGI no place for credentials: ("uid=<uid>", pid).
+    def __init__(self, app: Any, limits: Limits) -> None:
+        self._app, self._limits = app, limits
+        self._connections: set[Connection] = set()
+        self._tasks = Tasks()
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Serve on this socket, which `end` closes."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self.connection, sock=sock, backlog=BACKLOG)
+
+    def connection(self) -> Connection:
+        """What serves one client."""
+        return Connection(self._app, self._limits, client_of, self._connections, self._tasks)
+
+    def end(self) -> None:
+        """Take no more requests. Those that are being answered go on."""
+        if self._listening is not None:
+            self._listening.close()
+        for connection in [*self._connections]:
+            connection.end()
+
+
+def client_of(transport: asyncio.BaseTransport) -> Address | None:
+    """Who is at the other end, in place of ASGI's client address; None if it may not connect.
+
+    A unix socket has no address, and ASGI no place for credentials (SO_PEERCRED): ("uid=<uid>", pid).
     """
-
-    def connection_made(self, transport: Any) -> None:
-        """A client connected."""
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
+    sock = transport.get_extra_info("socket")
+    if sock.family == socket.AF_UNIX:
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        self.client = (f"uid={uid}", pid)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-
-
-class LoopbackProtocol(H11Protocol):
-    """Takes one request per connection, from this host, whose head comes within HEAD_S."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        """A client connected."""
-        super().connection_made(transport)
-        peer = transport.get_extra_info("peername")  # None: it left already
-        if len(self.connections) > MINDS_CONNECTIONS_MAX or peer is None or not is_loopback(peer[0]):
-            transport.abort()
-        else:
-            self._timer = self.loop.call_later(HEAD_S, self._no_head)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _no_head(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
+        return f"uid={uid}", pid
+    peer = transport.get_extra_info("peername")  # None: it left already
+    return peer[:2] if peer is not None and is_loopback(peer[0]) else None
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is of this host only."""
+    """True if an IP address is of this host only."""
     return ipaddress.ip_address(address).is_loopback
-
-
-class Server(lean.Server):
-    """uvicorn without its signal handlers, since the daemon has its own, and without its ticks."""
-
-    def __init__(self, config: lean.Config) -> None:
-        super().__init__(config)
-        self.server_state.default_headers = config.encoded_headers  # uvicorn's own ticks would set them
-        self._ended = asyncio.Event()
-
-    async def main_loop(self) -> None:
-        """Wait for the end; uvicorn's own looks ten times a second."""
-        await self._ended.wait()
-        # Not before: told so while it starts, uvicorn would leave its socket open.
-        self.should_exit = self.force_exit = True
-
-    def end(self) -> None:
-        """Stop serving, without waiting for connections that stay open."""
-        self._ended.set()
-
-    def install_signal_handlers(self) -> None:
-        """Older uvicorn."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Newer uvicorn."""
-        yield
-
-
-def make_server(app: Any, protocol: type[H11Protocol] = PeerProtocol) -> Server:
-    """A server to `await serve(sockets=[...])`."""
-    config = lean.Config(
-        app,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        loop="asyncio",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,  # nobody may say for another who calls
-        server_header=False,
-        date_header=False,
-        headers=[("Connection", "close")] if protocol is LoopbackProtocol else [],
-    )
-    config.load()  # its imports, now and not on the event loop
-    return Server(config)
 
 
 def handed_over(name: str) -> socket.socket | None:
@@ -149,14 +108,91 @@ def listen(path: Path) -> socket.socket:
     with contextlib.suppress(KeyError, PermissionError):
         os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
         os.chmod(path, 0o660)
-    sock.listen(128)
+    sock.listen(BACKLOG)
     return sock
 
 
-def listen_tcp(address: tuple[str, int]) -> socket.socket:
+def listen_tcp(address: Address) -> socket.socket:
     """A socket on a loopback address and port. Raises OSError."""
     host, _ = address
     if not is_loopback(host):
         raise OSError(errno.EADDRNOTAVAIL, f"{host} is no loopback address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server(address, family=family, backlog=128)
+    return socket.create_server(address, family=family, backlog=BACKLOG)
+
+
+class Listener:
+    """Serves `app` on loopback TCP as `what`, where and as long as the configuration's `key` says.
+
+    `problem` says why it does not, and with `loss` what that means. With a `notifier` the service manager
+    keeps the socket, under the name `stored`, while the guard restarts.
+    """
+
+    def __init__(
+        self, app: Any, what: str, key: str, loss: str, stored: str = "", notifier: Notifier | None = None
+    ) -> None:
+        self.problem: str | None = None
+        self._app = app
+        self._what, self._key, self._loss, self._stored = what, key, loss, stored
+        self._notifier = notifier
+        self._address: Address | None = None
+        self._server: Server | None = None
+        self._retry = Tasks()
+
+    async def start(self, address: Address | None) -> None:
+        """Serve there, None: nowhere. An address that cannot be had is tried again and again."""
+        self._address = address
+        given = handed_over(self._stored) if self._notifier is not None else None
+        if given is not None and given.getsockname()[:2] == address:
+            await self._serve(given)
+            return
+        if given is not None:
+            given.close()
+            self._forget()
+        await self._open()
+
+    async def reload(self, address: Address | None) -> None:
+        """Serve there from now on; connections stay if that is the same."""
+        if address != self._address:
+            await self.close()
+            self._forget()
+            self._address = address
+            await self._open()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        self._address = self.problem = None
+        self._retry.cancel()
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    async def _open(self, pause: float = 0) -> None:
+        await asyncio.sleep(pause)
+        if self._address is None:
+            return
+        host, port = self._address
+        try:
+            sock = listen_tcp(self._address)
+        except OSError as error:
+            if self.problem is None:
+                self.problem = (
+                    f"{self._what} cannot listen on {host} port {port}: {error.strerror}; {self._loss}."
+                    f" Free the port, or set {self._key} to another one"
+                )
+                log.error("%s", self.problem)
+            self._retry.start(self._open(RETRY_S))
+            return
+        if self._notifier is not None:
+            self._notifier.keep(self._stored, sock)
+        await self._serve(sock)
+
+    def _forget(self) -> None:
+        if self._notifier is not None:
+            self._notifier.forget(self._stored)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        self.problem = None
+        self._server = Server(self._app, LOOPBACK)
+        await self._server.start(sock)
+        log.info("%s listens on %s port %d", self._what, *sock.getsockname()[:2])

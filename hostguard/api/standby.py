@@ -11,8 +11,8 @@ import logging
 import socket
 from typing import Any
 
-from hostguard.api import web
-from hostguard.api.server import listen, make_server
+from hostguard.api.http import problem
+from hostguard.api.server import LOCAL, Server, listen
 from hostguard.core import paths
 from hostguard.core.errors import unavailable
 from hostguard.store.writer import Queue, Unavailable
@@ -38,8 +38,8 @@ async def open_queue(queue: Queue, notifier: Notifier, stop: asyncio.Event) -> s
     except Unavailable as error:
         standby = _Standby(error)
     listener = listen(paths.SOCKET)
-    server = make_server(standby)
-    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+    server = Server(standby, LOCAL)
+    await server.start(listener.dup())
     notifier.send("READY=1", f"STATUS={standby.text}")
     try:
         while not await _within(stop, AGAIN_S):
@@ -55,7 +55,6 @@ async def open_queue(queue: Queue, notifier: Notifier, stop: asyncio.Event) -> s
         raise Stopped
     finally:
         server.end()
-        await serving
 
 
 class _Standby:
@@ -73,7 +72,7 @@ class _Standby:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application."""
-        await web.problem(unavailable(self.text))(scope, receive, send)
+        await problem(unavailable(self.text))(scope, receive, send)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

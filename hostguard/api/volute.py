@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hostguard.api.listener import Listener
-from hostguard.api.web import EXCEPTION_HANDLERS, body_max, json_object
+from hostguard.api.http import EXCEPTION_HANDLERS, body_max, has_left, json_object
+from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unavailable, unknown
 from hostguard.core.model import Config
@@ -107,7 +107,7 @@ class _Minds:
             ended = residents.done(mind, session, message_id, turn)
             # If the guard is killed before, there is no answer, and the mind tries again.
             await residents.dones.stored(ended)
-            answered = not await request.is_disconnected()
+            answered = not await has_left(request)
             for done in ended:
                 done.answered = answered
         else:

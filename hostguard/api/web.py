@@ -1,93 +1,106 @@
-"""What the HTTP apps share: a body is read with a limit, and a Problem is shown as RFC 9457 has it."""
+"""The web endpoint on loopback TCP, for people and their tools; off until configured.
+
+Any page that a browser of this host shows can send requests here. Two things keep it out:
+- Host names loopback. A name of somebody else's that was made to resolve to it (DNS rebinding) does not.
+- Origin, if there is one, is the endpoint's own. What acts needs a token besides, which no browser adds.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from hostguard.core.errors import Problem, bad_request, internal, not_allowed, too_large, unknown
+from hostguard.api.http import EXCEPTION_HANDLERS, Address, problem
+from hostguard.api.server import Listener
+from hostguard.api.volute import token_hash
+from hostguard.core.errors import Problem, not_allowed
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from hostguard.daemon import Daemon
 
-
-async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
-    """The body, a JSON object of at most `most` bytes; `optional`: none is an empty one. Raises Problem."""
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > most:
-            raise too_large(f"the body has more than {most} bytes")
-    if optional and not raw:
-        return {}
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object")
-    return body
-
-
-def peer(request: Request) -> tuple[int, int]:
-    """(pid, uid) of the caller: see server.PeerProtocol. Raises Problem."""
-    client = request.client
-    if client is None or not client.host.startswith("uid="):
-        raise not_allowed("only a local caller on the unix socket can do this")
-    return client.port, int(client.host.removeprefix("uid="))
-
-
-def body_max(payload_max: int) -> int:
-    """The most bytes that a body around a payload can have: of ASCII escapes it takes six for one."""
-    return 6 * payload_max + 4096
-
-
-def problem(error: Any) -> JSONResponse:
-    """The answer that tells a Problem."""
-    body = {
-        "type": f"urn:hostguard:{error.code}",
-        "title": error.code.replace("_", " "),
-        "status": error.status,
-        "code": error.code,
-    }
-    body["detail"] = error.detail.encode(errors="replace").decode()
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body, error.status, headers, media_type="application/problem+json")
-
-
-async def until_gone(request: Request, queue: asyncio.Queue[T]) -> AsyncIterator[T]:
-    """What comes into the queue until the client leaves: newer Starlette does not look for that itself."""
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    gone = asyncio.ensure_future(left())
-    item: asyncio.Future[T] | None = None
-    try:
-        while True:
-            item = asyncio.ensure_future(queue.get())
-            await asyncio.wait([item, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not item.done():
-                return
-            yield item.result()
-    finally:
-        gone.cancel()
-        if item is not None:
-            item.cancel()
-
-
-# For Starlette: whatever goes wrong is told as a Problem.
-EXCEPTION_HANDLERS: dict[Any, Any] = {
-    Problem: lambda _, error: problem(error),
-    404: lambda request, _: problem(unknown("path", request.url.path, "see hostguard-api(7)")),
-    405: lambda request, _: problem(bad_request(f"{request.method} is not possible here")),
-    Exception: lambda _, error: problem(internal(error)),
+# A port is not compared: through `ssh -L` it is another one.
+OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # a page has one of its own
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
 }
+
+
+class WebEndpoint(Listener):
+    """Serves `routes` while `web.listen` is configured; `preload` has what they need in memory by then."""
+
+    def __init__(self, routes: Sequence[Route], preload: Callable[[], Awaitable[None]]) -> None:
+        self._preload = preload
+        app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+        super().__init__(
+            OwnOrigin(app), "the web endpoint", "web.listen", "there are no pages and no metrics"
+        )
+
+    async def start(self, address: Address | None) -> None:
+        """As Listener."""
+        if address is not None:
+            await self._preload()
+        await super().start(address)
+
+    async def reload(self, address: Address | None) -> None:
+        """As Listener."""
+        if address is not None:
+            await self._preload()
+        await super().reload(address)
+
+
+class OwnOrigin:
+    """Lets requests through to the app that are not made by somebody else's page, and marks the answers."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request, as ASGI has it."""
+
+        async def marked(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        fault = foreign(Headers(scope=scope))
+        app = self._app if fault is None else problem(not_allowed(fault))
+        await app(scope, receive, marked)
+
+
+def foreign(headers: Headers) -> str | None:
+    """Why a request is somebody else's page's, or None. Pure."""
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
+        return "the Host header must name this host: 127.0.0.1, localhost or [::1]"
+    if any(origin != f"http://{hosts[0]}" for origin in origins):
+        return "a page of another origin may not ask"
+    # What no Origin comes with, as an image: https://www.w3.org/TR/fetch-metadata/. A link may lead here.
+    site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+    if site in ("cross-site", "same-site") and mode != "navigate":
+        return "a page of another site may not ask"
+    return None
+
+
+def check_token(request: Request, daemon: Daemon) -> None:
+    """Raises Problem unless the request bears the configured token."""
+    wanted = daemon.manager.policy.config.web_token
+    if wanted is None:
+        raise not_allowed("the pages are only to be read: no web.token is configured")
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(token_hash(token.strip()), wanted):
+        raise Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", "this is not the token of [web]")

@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api.server import LoopbackProtocol, listen_tcp, make_server
+from hostguard.api.server import LOOPBACK, Server, listen_tcp
 from hostguard.store.writer import Queue
 from tests.bench import common
 
@@ -203,8 +203,8 @@ def lower_cap() -> None:
 async def plain(fleet: Fleet) -> Found:
     fleet.daemon_port = PLAIN_PORT
     driver = Plain()
-    server = make_server(driver.app, LoopbackProtocol)
-    serving = asyncio.create_task(server.serve(sockets=[listen_tcp(("127.0.0.1", PLAIN_PORT))]))
+    server = Server(driver.app, LOOPBACK)
+    await server.start(listen_tcp(("127.0.0.1", PLAIN_PORT)))
     driving = asyncio.create_task(driver.run())
     try:
         return await fleet.rounds(driver.calm)
@@ -212,13 +212,12 @@ async def plain(fleet: Fleet) -> Found:
         driving.cancel()
         await asyncio.sleep(0.5)
         server.end()
-        await serving
 
 
 async def main() -> None:
     fleet = Fleet()
-    server = make_server(fleet.app, LoopbackProtocol)
-    serving = asyncio.create_task(server.serve(sockets=[socket.create_server(("", MINDS_PORT))]))
+    server = Server(fleet.app, LOOPBACK)
+    await server.start(socket.create_server(("", MINDS_PORT)))
     peer = "asyncio.Semaphore in memory"
     results = {peer: await plain(fleet), "hostguard": await guarded(fleet)}
     print(f"{MINDS:,} minds, {ROWS:,} rows queued, cap {CAP}, {ROUNDS} rounds of {DELIVERIES:,} deliveries\n")
@@ -233,7 +232,6 @@ async def main() -> None:
         f"the price of a queue on disk and of a scope per turn: {rates[peer] / rates['hostguard']:.1f} times"
     )
     server.end()
-    await serving
 
 
 if __name__ == "__main__":

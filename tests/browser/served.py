@@ -19,7 +19,7 @@ from statuses import hold, mind, status, turn
 
 from hostguard.api import report
 from hostguard.api.volute import token_hash
-from hostguard.api.web_endpoint import WebEndpoint
+from hostguard.api.web import WebEndpoint
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy

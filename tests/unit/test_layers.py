@@ -33,7 +33,7 @@ KNOWN = {
     "hostguard/api/report.py imports hostguard.daemon",
     "hostguard/api/report.py imports sqlite3",
     "hostguard/api/schedules.py imports hostguard.daemon",
-    "hostguard/api/web_endpoint.py imports hostguard.daemon",
+    "hostguard/api/web.py imports hostguard.daemon",
     "hostguard/cli/daemonless.py imports hostguard.gate.rule",
     "hostguard/cli/doctor/checks/guard.py names /sys/fs/cgroup/",
     "hostguard/cli/doctor/checks/kernel.py names /io.conf",

@@ -11,7 +11,7 @@ from scheduling import HOUR, NOON, Host, beat
 from starlette.applications import Starlette
 
 from hostguard.api import schedules as api_schedules
-from hostguard.api.web import EXCEPTION_HANDLERS
+from hostguard.api.http import EXCEPTION_HANDLERS
 from hostguard.config.build import SCRIPT_MAX
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, Schedule

@@ -53,22 +53,16 @@ def test_a_peer_that_is_not_of_this_host_is_refused():
         aborted = False
 
         def get_extra_info(self, name, default=None):
-            return ("192.0.2.1", 5000) if name == "peername" else default
+            return {"peername": peer, "socket": sock}[name]
 
         def abort(self):
             self.aborted = True
 
-    async def main():
-        made = server.make_server(lambda scope: None, server.LoopbackProtocol)
-        protocol = server.LoopbackProtocol(made.config, made.server_state, *extra(made))
-        outside = Outside()
-        protocol.connection_made(outside)
-        assert outside.aborted
-
-    def extra(made):
-        return [{}] if "app_state" in server.LoopbackProtocol.__init__.__code__.co_varnames else []
-
-    asyncio.run(main())
+    with socket.socket() as sock:
+        for peer in (("192.0.2.1", 5000), None):  # noqa: B007
+            outside = Outside()
+            server.Server(None, server.LOOPBACK).connection().connection_made(outside)
+            assert outside.aborted
 
 
 def test_who_only_holds_connections_cannot_keep_minds_out():
@@ -77,16 +71,16 @@ def test_who_only_holds_connections_cannot_keep_minds_out():
             return await asyncio.open_connection("127.0.0.1", host.port)
 
         began = asyncio.get_running_loop().time()
-        held = [await connect() for _ in range(server.MINDS_CONNECTIONS_MAX)]
+        held = [await connect() for _ in range(server.LOOPBACK.connections)]
         for i, (_, writer) in enumerate(held):
             writer.write(b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nX-Slow:"[: i % 50])
         reader, over = await connect()
         assert await asyncio.wait_for(reader.read(), 5) == b""  # one more than is allowed is closed at once
         over.close()
         for reader, writer in held:
-            assert await asyncio.wait_for(reader.read(), server.HEAD_S + 5) == b""
+            assert await asyncio.wait_for(reader.read(), server.LOOPBACK.head_s + 5) == b""
             writer.close()
-        assert asyncio.get_running_loop().time() - began < server.HEAD_S + 5
+        assert asyncio.get_running_loop().time() - began < server.LOOPBACK.head_s + 5
         assert await host.event({"type": "x"}) == 200
 
     on_host(work)

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard.api.volute import token_hash
-from hostguard.api.web_endpoint import WebEndpoint, check_token, foreign
+from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
 

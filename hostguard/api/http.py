@@ -1,0 +1,347 @@
+"""HTTP/1.1 for an ASGI app on one connection, with h11, and what the handlers share.
+
+A fault that a caller is to know of is a Problem, and is answered as RFC 9457 has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, MutableMapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import h11
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hostguard.core.errors import Problem, bad_request, internal, not_allowed, too_large, unknown
+from hostguard.core.tasks import Tasks
+
+T = TypeVar("T")
+Address = tuple[str, int]  # as ASGI's "client"
+log = logging.getLogger(__name__)
+
+HEAD_MAX = 64 << 10  # bytes of a request's head
+UNREAD_MAX = 64 << 10  # bytes that a client may send ahead of what the app reads
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients of one server may take. Times are in seconds; None: any time."""
+
+    connections: int
+    head_s: float | None  # from the connection until the first request's head is complete
+    idle_s: float  # from an answer until the next head is complete; 0: one request a connection
+    stall_s: float | None  # how long a client may take nothing of an answer
+
+
+class Connection(asyncio.Protocol):
+    """Passes the requests of one client to the app, one after another."""
+
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        client_of: Callable[[asyncio.BaseTransport], Address | None],
+        open_: set[Connection],
+        tasks: Tasks,
+    ) -> None:
+        self._app, self._limits, self._client_of = app, limits, client_of
+        self._open, self._tasks = open_, tasks
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
+        self._unread = 0  # bytes that h11 may still hold
+        self._news = asyncio.Event()  # data came, or the client left
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._left = False  # the client sends no more
+        self._lost = False  # and takes no more
+        self._busy = self._ending = False
+        self._method = b""
+
+    # -- for asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve the client, unless it may not connect or there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._open.add(self)
+        self._client = self._client_of(transport)
+        if self._client is None or len(self._open) > self._limits.connections:
+            transport.abort()
+        else:
+            transport.set_write_buffer_limits(0)
+            self._tasks.start(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the data until it is read."""
+        self._http.receive_data(data)
+        self._unread += len(data)
+        if self._unread > UNREAD_MAX:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        """The client sends no more, but may still read."""
+        self._left = True
+        self._news.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wake up whatever waits for the client."""
+        self._open.discard(self)
+        self._left = self._lost = True
+        self._news.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        """The client is slow to read."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._writable.set()
+
+    # -- requests
+
+    def end(self) -> None:
+        """Close the connection after the request that is being answered."""
+        self._ending = True
+        if not self._busy:
+            self._transport.close()
+
+    async def _serve(self) -> None:
+        try:
+            wait = self._limits.head_s
+            while (request := await self._head(wait)) is not None:
+                self._busy = True
+                await self._answer(request)
+                self._busy = False
+                if self._ending or not self._next_cycle():
+                    break
+                wait = self._limits.idle_s
+            self._transport.close()
+        except TimeoutError:
+            self._transport.abort()
+        except h11.RemoteProtocolError as error:
+            status = HTTPStatus(error.error_status_hint)
+            fault = Problem(status, bad_request("").code, f"this is not HTTP/1.1: {error}")
+            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                await problem(fault)({"type": "http", "method": "GET"}, self._receive, self._send)
+            self._transport.close()
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    async def _head(self, wait: float | None) -> h11.Request | None:
+        async with asyncio.timeout(wait):
+            event = await self._event()
+        return event if isinstance(event, h11.Request) else None
+
+    def _next_cycle(self) -> bool:
+        """True if the connection can take another request."""
+        while self._http.their_state is h11.SEND_BODY and self._http.next_event() is not h11.NEED_DATA:
+            pass  # a body, or the end of none, that the app did not read
+        if not self._http.our_state is self._http.their_state is h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _answer(self, request: h11.Request) -> None:
+        path, _, query = request.target.partition(b"?")
+        self._method = request.method
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": self._client,
+        }
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception:
+            if not self._left:
+                log.exception("cannot answer %s %s", scope["method"], path.decode("ascii"))
+
+    async def _event(self) -> Any:
+        """The next event of h11; ConnectionClosed if the client left. Raises RemoteProtocolError."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._unread = 0
+            self._transport.resume_reading()
+            if self._left:
+                return h11.ConnectionClosed()
+            self._news.clear()
+            await self._news.wait()
+        return event
+
+    async def _receive(self) -> dict[str, Any]:
+        """ASGI's receive: the body in parts, then http.disconnect once the client left."""
+        if self._http.they_are_waiting_for_100_continue:
+            await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+        if self._http.their_state is h11.SEND_BODY:
+            try:
+                event = await self._event()
+            except h11.RemoteProtocolError as error:
+                raise bad_request(f"the body is not HTTP/1.1: {error}") from error
+            if isinstance(event, h11.ConnectionClosed):
+                raise bad_request("the client left before the end of the body")
+            more = isinstance(event, h11.Data)
+            return {"type": "http.request", "body": bytes(event.data) if more else b"", "more_body": more}
+        while not self._left:
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], list(message["headers"])
+            if not self._limits.idle_s:
+                headers.append((b"connection", b"close"))
+            reason = HTTPStatus(status).phrase
+            await self._write(h11.Response(status_code=status, headers=headers, reason=reason))
+            return
+        if (body := message.get("body", b"")) and self._method != b"HEAD":
+            await self._write(h11.Data(data=body))
+        if not message.get("more_body", False):
+            await self._write(h11.EndOfMessage())
+
+    async def _write(self, event: Any) -> None:
+        if self._lost:
+            return
+        if data := self._http.send(event):
+            self._transport.write(data)
+        if self._writable.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await self._writable.wait()
+        except TimeoutError:
+            self._left = self._lost = True
+            self._transport.abort()
+
+
+# -- for the handlers
+
+
+class Stream(Response):
+    """An answer in pieces, until there are no more or the client leaves."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(media_type=media_type)
+        del self.headers["content-length"]
+        self._pieces = pieces
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI has it."""
+
+        async def left() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async def all_pieces() -> None:
+            async for piece in self._pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body"})
+
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start)
+        works = asyncio.ensure_future(all_pieces()), asyncio.ensure_future(left())
+        try:
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for work in works:
+                work.cancel()
+            sent, _ = await asyncio.gather(*works, return_exceptions=True)
+            await self._pieces.aclose()
+        if isinstance(sent, Exception):
+            raise sent
+
+
+async def has_left(request: Request) -> bool:
+    """True if the client of a request, whose body was read, has left."""
+    leaving = asyncio.ensure_future(_next_message(request))
+    await asyncio.sleep(0)
+    if not leaving.done():
+        leaving.cancel()
+    return leaving.done()
+
+
+async def _next_message(request: Request) -> None:
+    await request.receive()
+
+
+async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
+    """The body, a JSON object of at most `most` bytes; `optional`: none is an empty one. Raises Problem."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > most:
+            raise too_large(f"the body has more than {most} bytes")
+    if optional and not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise bad_request("the body must be a JSON object")
+    return body
+
+
+def peer(request: Request) -> tuple[int, int]:
+    """(pid, uid) of the caller, as server.peer_of has them. Raises Problem."""
+    client = request.client
+    if client is None or not client.host.startswith("uid="):
+        raise not_allowed("only a local caller on the unix socket can do this")
+    return client.port, int(client.host.removeprefix("uid="))
+
+
+def body_max(payload_max: int) -> int:
+    """The most bytes that a body around a payload can have: of ASCII escapes it takes six for one."""
+    return 6 * payload_max + 4096
+
+
+def problem(error: Problem) -> JSONResponse:
+    """The answer for a Problem."""
+    body = {
+        "type": f"urn:hostguard:{error.code}",
+        "title": error.code.replace("_", " "),
+        "status": error.status,
+        "code": error.code,
+        "detail": error.detail.encode(errors="replace").decode(),
+    }
+    headers = {"Retry-After": str(error.retry_after)} if error.retry_after else {}
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, error.status, headers, media_type="application/problem+json")
+
+
+# Coroutines: Starlette runs a plain function in a thread.
+async def _known(_: Request, error: Any) -> Response:
+    return problem(error)
+
+
+async def _no_path(request: Request, _: Any) -> Response:
+    return problem(unknown("path", request.url.path, "see hostguard-api(7)"))
+
+
+async def _no_method(request: Request, _: Any) -> Response:
+    return problem(bad_request(f"{request.method} is not possible here"))
+
+
+async def _fault(_: Request, error: Any) -> Response:
+    return problem(internal(error))
+
+
+# For Starlette: whatever goes wrong is answered as a Problem.
+EXCEPTION_HANDLERS: dict[Any, Any] = {Problem: _known, 404: _no_path, 405: _no_method, Exception: _fault}
