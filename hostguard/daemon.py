@@ -49,7 +49,7 @@ from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store.connection import SchemaTooNew
-from hostguard.store.deliveries import settings
+from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue, QueueError
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.journal import Journal, take_over
@@ -93,7 +93,8 @@ class Parts:
         self.session_changed = Signal[SessionChanged]()
         self.turn_ended = Signal[TurnEnded]()
         self.unit_started = Signal[UnitStarted]()
-        self.policy = Policy(Config(), {}, boot_id())
+        self.settings = SettingsStore(queue)
+        self.policy = Policy(self.settings, boot_id())
         self.backlog = Backlog()
         self.live = Live()
         self.run_clients = RunClients()
@@ -106,6 +107,7 @@ class Parts:
             queue, events, self.policy, self.backlog, self.scopes, self.run_clients, self.ledger,
             self.session_changed, self.pumped,
         )  # fmt: skip
+        self.dispatcher.settings = self.settings
         self.residents = self.dispatcher.residents = ResidentDriver(
             self.dispatcher, self.availability, self.done_tracker, self.session_changed
         )
@@ -179,14 +181,12 @@ class Daemon:
         self._watch()
         try:
             listener = await open_queue(self.queue, self.notifier, self._stop)
-            kept = await self.queue.read(settings)
+            await self.parts.settings.load()
             if self.queue.notice:
                 log.critical("%s", self.queue.notice)
                 self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
             await self.residents.use(config)
             self.policy.config = config
-            for name, value in kept.items():
-                self.policy.set(name, value)
             self.ledger.history_rows = config.history_rows
             await self._look_at_device(config)
             await self.scopes.open()

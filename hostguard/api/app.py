@@ -26,7 +26,7 @@ from hostguard.gate import control
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.run_clients import RunClient
 from hostguard.linux.process import home_of
-from hostguard.store import deliveries
+from hostguard.store import deliveries, requests
 from hostguard.telemetry.events import BEHIND_MAX
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class Api:
         limit = min(_number(query.get("limit"), 100), LIST_MAX)
         after = _number(query.get("after"), 0)
         mind = query.get("mind")
-        rows = await control.read(self.manager, lambda db: deliveries.select(db, states, mind, after, limit))
+        rows = await requests.read(
+            self.manager.queue, lambda db: deliveries.select(db, states, mind, after, limit)
+        )
         total = len(self.manager.backlog) + self.manager.backlog.later
         return JSONResponse(
             {"deliveries": [views.delivery(self.manager, row) for row in rows], "total_queued": total}
@@ -116,7 +118,7 @@ class Api:
                 if not (await control.delivery(self.manager, id_)).state.final:
                     await control.refuse_deadlock(self.manager, id_)
                     await asyncio.wait([final], timeout=min(_seconds(wait), WAIT_MAX_S))
-        found = await control.read(self.manager, lambda db: deliveries.with_payload(db, id_))
+        found = await requests.read(self.manager.queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
             raise unknown("delivery", id_, "it was dropped from the history")
         return JSONResponse(views.delivery(self.manager, *found))
@@ -151,7 +153,7 @@ class Api:
         live = self.manager.runner.live.by_id(name)
         if live is not None:
             return JSONResponse(views.turn(self.manager, live))
-        row = await control.read(self.manager, lambda db: deliveries.by_turn(db, name))
+        row = await requests.read(self.manager.queue, lambda db: deliveries.by_turn(db, name))
         if row is None:
             raise unknown("turn", name, "hostguard turns lists the live ones")
         return JSONResponse(views.ended_turn(row))
@@ -209,7 +211,7 @@ class Api:
     async def reload(self, request: Request) -> Response:
         """POST /v1/reload."""
         reload = asyncio.ensure_future(self.daemon.reload())
-        await asyncio.wait([reload], timeout=control.ANSWER_S)
+        await asyncio.wait([reload], timeout=requests.ANSWER_S)
         if not reload.done():
             reload.add_done_callback(lambda late: late.cancelled() or late.exception())  # the journal has it
             raise unavailable("the device does not answer; the configuration is read once it does")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hostguard.core.errors import unavailable
-from hostguard.gate.control import ANSWER_S
+from hostguard.store.requests import ANSWER_S
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from hostguard.api import views
 from hostguard.api.http import json_object
-from hostguard.api.volute import token_hash, token_key
+from hostguard.api.volute import token_hash
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict
 from hostguard.core.names import MAIN_SESSION
@@ -20,8 +20,8 @@ from hostguard.core.payload import told
 from hostguard.delivery import message as intake
 from hostguard.delivery import routes as routing
 from hostguard.delivery.routes import Batch, Routed
-from hostguard.gate import control
-from hostguard.store import deliveries
+from hostguard.gate.policy import known_mind
+from hostguard.store.settings import TOKEN
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -59,12 +59,7 @@ class _Minds:
                 " take it out"
             )
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        key, digest = token_key(name), token_hash(token)
-
-        def stored(_: Any) -> None:
-            self._manager.policy.set(key, digest)
-
-        await control.store(self._manager, lambda db: deliveries.set_setting(db, key, digest), stored)
+        await self._manager.settings.change(TOKEN.to(name, token_hash(token)))
         return JSONResponse({"mind": name, "token": token}, headers={"Cache-Control": "no-store"})
 
     async def sleep(self, request: Request) -> Response:
@@ -100,7 +95,7 @@ class _Minds:
         return JSONResponse({"mind": name, **_routed(found)})
 
     def _mind(self, request: Request) -> str:
-        return intake.known_mind(request.path_params["name"], self._manager.policy.config).name
+        return known_mind(request.path_params["name"], self._manager.policy.config).name
 
 
 def _routed(found: Routed) -> dict[str, Any]:

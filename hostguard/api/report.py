@@ -7,7 +7,6 @@ is shown, with what is in memory.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from hostguard.api.web import check_token
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import bad_request
 from hostguard.gate import control
+from hostguard.store import requests
+from hostguard.store.connection import Connection
 from hostguard.store.writer import Unavailable
 from hostguard.telemetry import summary, timeline_store
 from hostguard.telemetry.timeline import Incident, Point
@@ -99,7 +100,7 @@ class Reporter:
             del self._stored[span_ms]
 
 
-def _look(db: sqlite3.Connection, begin: int) -> _Stored:
+def _look(db: Connection, begin: int) -> _Stored:
     ended = timeline_store.ended(db, begin)
     return _Stored(
         time.monotonic(), ended, timeline_store.points(db, begin), timeline_store.incidents(db, begin)
@@ -112,7 +113,7 @@ def routes(reporter: Reporter) -> list[Route]:
     async def get(request: Request) -> Response:
         """GET /v1/report."""
         return JSONResponse(
-            await reporter.report(_number(request, "since_s", 86_400) * 1000, control.ANSWER_S)
+            await reporter.report(_number(request, "since_s", 86_400) * 1000, requests.ANSWER_S)
         )
 
     return [Route("/v1/report", get)]

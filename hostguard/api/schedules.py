@@ -19,7 +19,7 @@ from hostguard.core.errors import bad_request, conflict, not_allowed, unknown
 from hostguard.core.model import Config, Schedule
 from hostguard.core.names import schedule_name_fault
 from hostguard.delivery import message
-from hostguard.gate import control
+from hostguard.store import requests
 
 if TYPE_CHECKING:
     from hostguard.daemon import Daemon
@@ -82,7 +82,7 @@ class _Schedules:
         """POST /v1/schedules. The same one again changes nothing."""
         config = self._manager.policy.config
         body = await json_object(request, body_max(config.payload_max))
-        schedule = await control.look(parse, body, config)
+        schedule = await requests.in_thread(parse, body, config)
         known = self._scheduler.all()
         if known.get(schedule.name) == (schedule, True):
             return JSONResponse(self._shown(schedule, True))

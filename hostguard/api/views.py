@@ -15,7 +15,6 @@ from hostguard.core.outcome import Usage
 from hostguard.core.settings import Level
 from hostguard.core.units import parse_turn_unit, turn_unit
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import sleep_key
 from hostguard.linux.limits import Verdict
 from hostguard.turns.live import Phase, Turn
 
@@ -177,7 +176,7 @@ def mind(manager: Dispatcher, name: str) -> Json:
             for live in view.live
         ],
         "sleep": sleep,
-        "asleep_until": (manager.policy.setting(sleep_key(name)) or {}).get("until"),
+        "asleep_until": manager.policy.asleep_until(name),
         "cap": view.cap,
         "live": len(view.live),
         "queued": manager.backlog.total(name),

@@ -45,11 +45,6 @@ TOLD_S = 60.0  # a stranger must not fill the journal
 FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
 
 
-def token_key(mind: str) -> str:
-    """The setting with the hash of a mind's token."""
-    return f"token.mind.{mind}"
-
-
 def token_hash(token: str) -> str:
     """SHA-256 in hex: enough for a token, which is random and long."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
@@ -136,8 +131,9 @@ class _Minds:
         if scheme.lower() != "bearer" or not token.strip():
             raise self._refused(name, _unauthorized("a mind's token is missing: Authorization: Bearer TOKEN"))
         given = token_hash(token.strip())
-        minds = self._manager.policy.config.minds
-        known = [mind for mind in minds if hmac.compare_digest(given, self._hash(mind))]
+        policy = self._manager.policy
+        minds = policy.config.minds
+        known = [mind for mind in minds if hmac.compare_digest(given, policy.token(mind) or "")]
         if not known:
             detail = "no mind has this token: hostguard mind token NAME makes a new one"
             raise self._refused(name, _unauthorized(detail))
@@ -151,10 +147,6 @@ class _Minds:
             self._told = time.monotonic()
             log.warning("the minds' endpoint refused a request for %.64r: %s", name, error.detail)
         return error
-
-    def _hash(self, mind: str) -> str:
-        policy = self._manager.policy
-        return policy.config.minds[mind].token or policy.setting(token_key(mind)) or ""
 
 
 def _unauthorized(detail: str) -> Problem:

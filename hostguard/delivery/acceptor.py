@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from hostguard.core.clock import now_ms
@@ -14,13 +13,21 @@ from hostguard.core.model import Delivery, State
 from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Routes
-from hostguard.gate.control import ANSWER_S
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import woken_key
 from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
-from hostguard.store.deliveries import New, Op
+from hostguard.store.connection import Connection
+from hostguard.store.deliveries import New
+from hostguard.store.requests import ANSWER_S
+from hostguard.store.settings import WOKEN, Change
+from hostguard.store.settings import write as write_settings
 from hostguard.store.writer import Unavailable, Write
+
+Also = Callable[[Sequence[Delivery]], Iterable[Change]]
+
+
+def _nothing(rows: Sequence[Delivery]) -> Iterable[Change]:
+    return ()
 
 
 class Accepted(NamedTuple):
@@ -34,13 +41,14 @@ class Accepted(NamedTuple):
 class Stored(NamedTuple):
     """What a message's transaction stored: all its rows, those that are new, and what gating some brought.
 
-    `woken`: the minds that are to be woken.
+    `woken`: the minds that are to be woken; `settings`: the keys of what was stored with it.
     """
 
     rows: list[Delivery]
     fresh: list[Delivery]
     gated: quarantine_rows.Quarantined
     woken: list[str]
+    settings: list[str]
 
 
 class Acceptor:
@@ -60,7 +68,7 @@ class Acceptor:
         self.releasing: Callable[[str], asyncio.Task[None] | None] = lambda mind: None
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
-    async def send(self, message: Message, also: Op | None = None) -> Accepted:
+    async def send(self, message: Message, also: Also = _nothing) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
         now = now_ms()
@@ -83,7 +91,7 @@ class Acceptor:
         self,
         new: New,
         caller: RunClient | None = None,
-        also: Op | None = None,
+        also: Also = _nothing,
         wakes: frozenset[str] = frozenset(),
     ) -> Accepted:
         """Store rows durably, with `also` in the same transaction. `caller` waits for the row of a new run.
@@ -106,20 +114,19 @@ class Acceptor:
         return self._pending[mind]
 
     async def _store(
-        self, new: New, caller: RunClient | None, also: Op | None, wakes: frozenset[str], full: set[str]
+        self, new: New, caller: RunClient | None, also: Also, wakes: frozenset[str], full: set[str]
     ) -> Accepted:
         manager, minds = self._manager, [target.mind for target in new.targets]
         floor = manager.ledger.floor
 
-        def enqueue(db: sqlite3.Connection) -> Stored:
+        def enqueue(db: Connection) -> Stored:
             rows, fresh = deliveries.enqueue(db, new, full, floor)
             done = quarantine_rows.gate(db, fresh, new.payload, now_ms())
             woken = [row.mind for row in fresh if row.mind in wakes]
-            for mind in woken:
-                deliveries.set_setting(db, woken_key(mind), True)  # a guard killed now wakes it at its start
-            if also is not None:
-                also(db)
-            return Stored(rows, fresh, done, woken)
+            # A guard killed now wakes them at its start.
+            changes = [*(WOKEN.to(mind, True) for mind in woken), *also(rows)]
+            write_settings(db, *changes)
+            return Stored(rows, fresh, done, woken, [key for key, _ in changes])
 
         write = manager.queue.submit(enqueue)
         try:
@@ -167,17 +174,15 @@ class Acceptor:
 
     def _take_back(self, stored: Stored) -> None:
         """Undo a message that was stored after its sender was told that it was not."""
-        policy, ids = self._manager.policy, [row.id for row in stored.fresh]
-        woken = {woken_key(mind): policy.setting(woken_key(mind)) for mind in stored.woken}
+        ids = [row.id for row in stored.fresh]
 
-        def undo(db: sqlite3.Connection) -> None:
+        def undo(db: Connection) -> None:
             deliveries.forget(db, ids)
             for invite in stored.gated.invites:
                 deliveries.forget(db, [invite.id])
-            for name, value in woken.items():
-                deliveries.set_setting(db, name, value)
 
         self._manager.ledger.write(undo)
+        self._manager.settings.restore(*stored.settings)
         self.on_kept([], b"{}", stored.gated)  # what was archived for its sake stays so
 
     def reattach(self, row: Delivery, caller: RunClient) -> None:

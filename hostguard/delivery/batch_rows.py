@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Sequence
 
 from hostguard.core.model import Delivery, Kind, State, Target
 from hostguard.delivery.batch_rule import gathered
 from hostguard.store import deliveries
+from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
 
 # As the partial index deliveries_kept has it; "+id" leaves the order of the whole table aside.
 _BATCHING = "state IN ('batching', 'gated') AND state = 'batching'"
 
 
-def waiting(db: sqlite3.Connection) -> Iterator[tuple[Delivery, bytes]]:
+def waiting(db: Connection) -> Iterator[tuple[Delivery, bytes]]:
     """(row, payload) of every row that is gathered, in order of id."""
     ids = db.execute(f"SELECT id FROM deliveries WHERE {_BATCHING} ORDER BY +id").fetchall()  # noqa: S608
     for (id_,) in ids:
@@ -24,9 +24,7 @@ def waiting(db: sqlite3.Connection) -> Iterator[tuple[Delivery, bytes]]:
             yield found
 
 
-def flush(
-    db: sqlite3.Connection, ids: Sequence[int], interrupt: bool, now: int, floor: int
-) -> Delivery | None:
+def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: int, floor: int) -> Delivery | None:
     """Let rows of one session go out: a new row takes them along, and each says which.
 
     A row that is gathered no more, since it was cancelled, is left out; None if that leaves nothing. The new

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sqlite3
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from hostguard.delivery.batch_rule import Flush, Heard, Item, Session, decide, i
 from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
 from hostguard.gate.dispatcher import Dispatcher
+from hostguard.store.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Batcher:
                 self.session_changed(turn.live.mind, turn.live.session, True)
         now, wall = time.monotonic(), now_ms()
 
-        def restore(db: sqlite3.Connection) -> list[tuple[Delivery, _Message]]:
+        def restore(db: Connection) -> list[tuple[Delivery, _Message]]:
             ages = ((row, raw, max(0, wall - row.created_at) / 1000) for row, raw in batch_rows.waiting(db))
             return [(row, _message(row, raw, now - age)) for row, raw, age in ages]
 
@@ -157,7 +157,7 @@ class Batcher:
         manager, ids = self._manager, sorted(buffer.leaving)
         floor = manager.ledger.floor
 
-        def flush(db: sqlite3.Connection) -> Delivery | None:
+        def flush(db: Connection) -> Delivery | None:
             return batch_rows.flush(db, ids, interrupt, now_ms(), floor)
 
         row: Delivery | None = await manager.ledger.write(flush)

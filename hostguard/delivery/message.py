@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from hostguard.config.schema import TIME_MAX
 from hostguard.core.errors import bad_request, conflict, too_large, unknown
-from hostguard.core.model import Config, Kind, Mind, Target
+from hostguard.core.model import Config, Kind, Target
 from hostguard.core.names import MAIN_SESSION, NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
 from hostguard.core.payload import compact
+from hostguard.gate.policy import known_mind
 from hostguard.store.deliveries import New
 
 T = TypeVar("T")
@@ -203,13 +204,6 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
     if not (mind.command or mind.url):
         raise conflict(f"{name} has no command and no url: only `hostguard run` starts its turns")
     return None, (name,)
-
-
-def known_mind(name: Any, config: Config) -> Mind:
-    """The configured mind of that name. Raises Problem."""
-    if not isinstance(name, str) or name not in config.minds:
-        raise unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
-    return config.minds[name]
 
 
 def one_or_all(body: Mapping[str, Any]) -> str | None:

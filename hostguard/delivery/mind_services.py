@@ -9,7 +9,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.store import deliveries
+from hostguard.store.settings import START
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
@@ -18,11 +18,6 @@ AGAIN_S = 5.0  # until systemd, which did not answer, is asked again
 # A service is often started before it listens; a POST that is refused would wait for 5 s.
 LISTEN_S = 10.0
 LOOK_S = 0.05
-
-
-def start_key(mind: str) -> str:
-    """The setting of a mind that is awake, and whose unit has still to be started."""
-    return f"start.mind.{mind}"
 
 
 class MindUnits:
@@ -36,7 +31,7 @@ class MindUnits:
 
     def resume(self) -> None:
         """Start what the guard before did not come to."""
-        for mind in self._manager.policy.named(start_key("")):
+        for mind in self._manager.settings.all(START):
             self._spawn(self.start(mind))
 
     def close(self) -> None:
@@ -59,8 +54,7 @@ class MindUnits:
                     await self._listening(mind, unit)
         finally:
             self._starting.discard(mind)
-        key = start_key(mind)
-        self._manager.ledger.write(lambda db: deliveries.set_setting(db, key, None), durable=False)
+        self._manager.settings.keep(START.to(mind, None), durable=False)
         self._manager.residents.up(mind)
 
     def stop(self, mind: str) -> None:

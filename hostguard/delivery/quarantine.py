@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.quarantine_rows import Move, Moved, Quarantined
 from hostguard.delivery.routes import Routes, route
 from hostguard.gate.dispatcher import Dispatcher
+from hostguard.store.connection import Connection
 from hostguard.store.writer import Unavailable
 
 log = logging.getLogger(__name__)
@@ -137,5 +137,5 @@ class Quarantine:
             self._take(row, raw)
 
 
-def _mover(moves: Sequence[Move]) -> Callable[[sqlite3.Connection], Moved]:
+def _mover(moves: Sequence[Move]) -> Callable[[Connection], Moved]:
     return lambda db: quarantine_rows.move(db, moves, now_ms())

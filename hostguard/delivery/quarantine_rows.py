@@ -7,7 +7,6 @@ RELEASED are let go; older ones are archived: the row says so, and the mind does
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload, told
 from hostguard.delivery.wake_rules import text_of
 from hostguard.store import deliveries
+from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
 
 # Volute's own.
@@ -69,7 +69,7 @@ def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
     )
 
 
-def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Quarantined:
+def gate(db: Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Quarantined:
     """Look after the gated ones of the rows that were just stored of a message, in the same transaction.
 
     Its invites: the first, the 11th, ... of a channel. Of a mind with GATED_MAX rows the oldest are archived.
@@ -90,14 +90,14 @@ def gate(db: sqlite3.Connection, fresh: Sequence[Delivery], raw: bytes, now: int
     return Quarantined(invites, archived)
 
 
-def _count_of_channel(db: sqlite3.Connection, row: Delivery) -> int:
+def _count_of_channel(db: Connection, row: Delivery) -> int:
     sql, values = "SELECT count(*) FROM deliveries WHERE mind = ? AND channel IS ?", [row.mind, row.channel]
     if row.channel is None:  # a direct message is in its sender's channel
         sql, values = f"{sql} AND sender IS ?", [*values, row.sender]
     return int(db.execute(f"{sql} AND {_GATED}", values).fetchone()[0])
 
 
-def _archive_oldest(db: sqlite3.Connection, mind: str, now: int) -> list[int]:
+def _archive_oldest(db: Connection, mind: str, now: int) -> list[int]:
     sql = f"SELECT count(*) FROM deliveries WHERE mind = ? AND {_GATED}"  # noqa: S608
     if db.execute(sql, (mind,)).fetchone()[0] < GATED_MAX:
         return []
@@ -107,7 +107,7 @@ def _archive_oldest(db: sqlite3.Connection, mind: str, now: int) -> list[int]:
     return move(db, [Move(id_, target) for (id_,) in oldest], now).ended
 
 
-def totals(db: sqlite3.Connection) -> dict[str, int]:
+def totals(db: Connection) -> dict[str, int]:
     """How many gated rows each mind has; minds without any are left out."""
     return dict(
         db.execute(f"SELECT mind, count(*) FROM deliveries WHERE {_GATED} GROUP BY mind")  # noqa: S608
@@ -119,7 +119,7 @@ def archive(mind: str, reason: str) -> Target:
     return Target(mind, MAIN_SESSION, State.SKIPPED, result={"outcome": "archived", "reason": reason})
 
 
-def read(db: sqlite3.Connection, mind: str) -> Iterable[tuple[int, bytes]]:
+def read(db: Connection, mind: str) -> Iterable[tuple[int, bytes]]:
     """(id, payload) of the mind's gated rows, the newest first."""
     return db.execute(
         "SELECT id, coalesce((SELECT body FROM payloads WHERE payloads.id = payload), '{}')"  # noqa: S608
@@ -151,7 +151,7 @@ def release(
     return moves[::-1]
 
 
-def move(db: sqlite3.Connection, moves: Sequence[Move], now: int) -> Moved:
+def move(db: Connection, moves: Sequence[Move], now: int) -> Moved:
     """Carry the moves out, in one transaction. A row that is gated no more stays as it is."""
     out: list[tuple[Delivery, bytes]] = []
     ended: list[int] = []
@@ -174,6 +174,6 @@ def move(db: sqlite3.Connection, moves: Sequence[Move], now: int) -> Moved:
     return Moved(out, ended)
 
 
-def _has_times(db: sqlite3.Connection, id_: int) -> bool:
+def _has_times(db: Connection, id_: int) -> bool:
     row = db.execute("SELECT not_before + expires_at FROM deliveries WHERE id = ?", (id_,)).fetchone()
     return row is not None and row[0] > 0

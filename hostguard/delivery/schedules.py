@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, tzinfo
-from functools import partial
-from typing import Any
 
 from hostguard.config.cron import LATE_MS, Due, due, next_time
 from hostguard.core.clock import now_ms
@@ -27,16 +24,15 @@ from hostguard.core.payload import scheduled
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
-from hostguard.gate.control import look, store
 from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
 from hostguard.linux.timezones import zones
-from hostguard.store import deliveries
+from hostguard.store import requests
+from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired
 from hostguard.telemetry.events import Event
 from hostguard.turns.command import SCRIPT_SESSION
 
 log = logging.getLogger(__name__)
 
-KEPT, FIRED = "schedule.", "fired."  # prefixes of settings
 AGAIN_MS = 10_000  # until what could not be stored is tried again
 MISSED_PER_LINE = 50  # times named in one line of the journal
 
@@ -103,13 +99,16 @@ class Scheduler:
 
     def all(self) -> dict[str, tuple[Schedule, bool]]:
         """All schedules by name, also those that do not run; True: added at run time."""
-        policy = self._manager.policy
-        kept = {name: (Schedule(name, **table), True) for name, table in policy.named(KEPT).items()}
-        return kept | {name: (schedule, False) for name, schedule in policy.config.schedules.items()}
+        config = self._manager.policy.config
+        kept = {
+            name: (Schedule(name, **table), True)
+            for name, table in self._manager.settings.all(SCHEDULE).items()
+        }
+        return kept | {name: (schedule, False) for name, schedule in config.schedules.items()}
 
     def times(self, name: str) -> tuple[int | None, int | None]:
         """When it fires next, and when it last did, in ms."""
-        entry, last = self._entries.get(name), self._state(name).get("last")
+        entry, last = self._entries.get(name), self._last(name)
         if entry is None:
             return None, last
         when = self._watches[name].next
@@ -118,28 +117,22 @@ class Scheduler:
     async def add(self, schedule: Schedule) -> None:
         """Keep a schedule. Raises Problem."""
         self._message(schedule, None)
-        found = await look(zones, {schedule.timezone})
+        found = await requests.in_thread(zones, {schedule.timezone})
         table = {name: value for name, value in asdict(schedule).items() if name != "name"}
         state = None
         if schedule.cron is not None:
-            state = {"seen": self._clock(), "last": None, "of": _meant(schedule)}
+            state = Fired(seen=self._clock(), last=None, of=_meant(schedule))
 
-        def op(db: sqlite3.Connection) -> None:
-            deliveries.set_setting(db, KEPT + schedule.name, table)
-            deliveries.set_setting(db, FIRED + schedule.name, state)
-
-        def stored(_: Any) -> None:
+        def stored() -> None:
             self._zones |= found
-            self._manager.policy.set(KEPT + schedule.name, table)
-            self._manager.policy.set(FIRED + schedule.name, state)
-            self._arrange()
-            self.check()
+            self._follow()
 
-        await store(self._manager, op, stored)
+        changes = SCHEDULE.to(schedule.name, table), FIRED.to(schedule.name, state)
+        await self._manager.settings.change(*changes, then=stored)
 
     async def remove(self, name: str) -> None:
         """Forget a schedule that was added at run time. Raises Problem."""
-        await store(self._manager, lambda db: _forget(db, name), lambda _: self._gone(name))
+        await self._manager.settings.change(*_gone(name), then=self._follow)
 
     async def run_now(self, schedule: Schedule) -> Accepted:
         """Fire it once more, now. Raises Problem."""
@@ -159,14 +152,11 @@ class Scheduler:
     def _forget_others(self) -> None:
         """A schedule that comes back, or is enabled again, missed nothing. What fires once keeps its note."""
         known = self.all()
-        for name in self._manager.policy.named(FIRED):
+        for name in self._manager.settings.all(FIRED):
             if name not in self._entries and (name not in known or known[name][0].at is None):
-                self._manager.policy.set(FIRED + name, None)
-                self._manager.ledger.write(partial(deliveries.set_setting, name=FIRED + name, value=None))
+                self._manager.settings.keep(FIRED.to(name, None))
 
-    def _gone(self, name: str) -> None:
-        self._manager.policy.set(KEPT + name, None)
-        self._manager.policy.set(FIRED + name, None)
+    def _follow(self) -> None:
         self._arrange()
         self.check()
 
@@ -200,8 +190,8 @@ class Scheduler:
     async def _look(self, name: str, entry: Entry, watch: _Watch) -> None:
         again: int | None = self._clock() + AGAIN_MS
         try:
-            state = self._state(name)
-            seen = state.get("seen") if state.get("of") == entry.meant else None
+            state = self._manager.settings.get(FIRED, name)
+            seen = state["seen"] if state is not None and state["of"] == entry.meant else None
             now = self._clock()
             found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
             self._tell_missed(entry, watch, found, now)
@@ -226,34 +216,24 @@ class Scheduler:
                 return
             await self._fire(name, entry, time)
         if not found.fire and found.seen is not None:
-            state = {"seen": found.seen, "last": self._state(name).get("last"), "of": entry.meant}
-            await store(
-                self._manager,
-                lambda db: deliveries.set_setting(db, FIRED + name, state),
-                lambda _: self._manager.policy.set(FIRED + name, state),
-            )
+            state = Fired(seen=found.seen, last=self._last(name), of=entry.meant)
+            await self._manager.settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
-        state = {"seen": time, "last": self._clock(), "of": entry.meant}
         for_good = entry.kept and entry.schedule.at is not None
-
-        def also(db: sqlite3.Connection) -> None:
-            if for_good:
-                _forget(db, name)
-            else:
-                deliveries.set_setting(db, FIRED + name, state)
-
+        state = Fired(seen=time, last=self._clock(), of=entry.meant)
+        changes = _gone(name) if for_good else (FIRED.to(name, state),)
+        message_ = self._message(entry.schedule, f"schedule:{name}:{time}")
         try:
-            await self._acceptor.send(self._message(entry.schedule, f"schedule:{name}:{time}"), also)
+            await self._acceptor.send(message_, lambda _: changes)
         except Problem as problem:
             if problem.code != "conflict":
                 raise
             # It fired with another message, and the clock was set back since.
-            await store(self._manager, also, lambda _: None)
+            await self._manager.settings.change(*changes)
+        self._manager.settings.use(*changes)
         if for_good:
-            self._gone(name)
-        else:
-            self._manager.policy.set(FIRED + name, state)
+            self._follow()
 
     def _message(self, schedule: Schedule, key: str | None) -> message.Message:
         """What a schedule sends. Raises Problem if it is too large."""
@@ -284,17 +264,17 @@ class Scheduler:
                 schedule=schedule.name,
             )  # fmt: skip
 
-    def _state(self, name: str) -> Mapping[str, Any]:
-        return self._manager.policy.setting(FIRED + name) or {}
+    def _last(self, name: str) -> int | None:
+        state = self._manager.settings.get(FIRED, name)
+        return None if state is None else state["last"]
 
 
 def _meant(schedule: Schedule) -> str:
     return "at" if schedule.cron is None else f"{schedule.cron} {schedule.timezone}".strip()
 
 
-def _forget(db: sqlite3.Connection, name: str) -> None:
-    deliveries.set_setting(db, KEPT + name, None)
-    deliveries.set_setting(db, FIRED + name, None)
+def _gone(name: str) -> tuple[Change, Change]:
+    return SCHEDULE.to(name, None), FIRED.to(name, None)
 
 
 def _shown(time: int, zone: tzinfo) -> str:

@@ -6,36 +6,33 @@ sleeps. Turns that run then go on to their end. A mind that a message woke sleep
 it has been idle for its sleep_after; the time until which it was to sleep stays.
 
 A change is stored before it is told. Only the moment of falling asleep holds rows at once, and is stored
-meanwhile: after a kill in between the mind falls asleep anew. The settings are policy.sleep_key and
-policy.woken_key; mind_units.py has one of its own.
+meanwhile: after a kill in between the mind falls asleep anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from hostguard.api import views
 from hostguard.core import retry
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
-from hostguard.core.model import Kind, Mind, Row, State, Target
+from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
-from hostguard.delivery.acceptor import Acceptor
-from hostguard.delivery.message import known_mind
-from hostguard.delivery.mind_services import MindUnits, start_key
-from hostguard.gate.control import store
+from hostguard.delivery.acceptor import Acceptor, Also
+from hostguard.delivery.mind_services import MindUnits
 from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
-from hostguard.gate.policy import sleep_key, woken_key
-from hostguard.store import deliveries
-from hostguard.store.deliveries import New, Op
+from hostguard.gate.policy import known_mind
+from hostguard.store.deliveries import New
+from hostguard.store.settings import SLEEP, START, WOKEN, Change, Sleep, Woken
 from hostguard.telemetry.events import Event
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FALL_MS = 600_000  # a mind that takes no message for so long sleeps without it
@@ -47,6 +44,7 @@ class Sleeper:
 
     def __init__(self, manager: Dispatcher, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
         self._manager = manager
+        self._settings = manager.settings
         self._acceptor = acceptor
         self._clock = clock
         self._units = MindUnits(manager)
@@ -59,14 +57,13 @@ class Sleeper:
 
     def start(self) -> None:
         """Go on where the guard before left off."""
-        policy = self._manager.policy
-        for mind in policy.named(sleep_key("")):
-            if policy.setting(woken_key(mind)):
+        for mind in self._settings.all(SLEEP):
+            if self._settings.get(WOKEN, mind):
                 self.wake_for_message(mind)
             else:
                 self._fell(mind)
                 self._units.stop(mind)
-        for mind in policy.named(woken_key("")):
+        for mind in self._settings.all(WOKEN):
             self._watch_idle(mind)
         self._units.resume()
         self._set_timer()
@@ -88,14 +85,13 @@ class Sleeper:
         config, now = known_mind(mind, self._manager.policy.config), self._clock()
         if until is not None and until <= now:
             raise bad_request("until is in the past")
-        policy, key = self._manager.policy, sleep_key(mind)
         async with self._lock(mind):
-            state = policy.setting(key)
+            state = self._settings.get(SLEEP, mind)
             if state is not None:
-                await self._store(mind, {key: state | {"until": until}})
+                await self._change(mind, SLEEP.to(mind, {**state, "until": until}))
                 self._fell(mind)  # the message may have had its turn meanwhile
             elif not await self._tell(config, until, now):
-                await self._store(mind, {key: {"since": now, "until": until}, woken_key(mind): None})
+                await self._change(mind, SLEEP.to(mind, Sleep(since=now, until=until)), WOKEN.to(mind, None))
                 self._fell_asleep(mind)
             self._set_timer()
 
@@ -104,16 +100,15 @@ class Sleeper:
         when = f" until {_shown(until)}" if until is not None else ""
         text = f"[hostguard] You are about to sleep{when}. Messages are kept, but for those that wake you."
         by = now + FALL_MS
-        changes: dict[str, Any] = {woken_key(mind.name): None}
 
-        def also(db: sqlite3.Connection) -> None:
-            row = deliveries.last_id(db)
-            changes[sleep_key(mind.name)] = {"since": None, "until": until, "row": row, "by": by}
-            _set(db, changes)
+        def falls(rows: Sequence[Delivery]) -> tuple[Change, Change]:
+            sleep = Sleep(since=None, until=until, row=rows[0].id, by=by)
+            return SLEEP.to(mind.name, sleep), WOKEN.to(mind.name, None)
 
-        if not await self._send(mind, Kind.LIFECYCLE, text, now, also, by):
+        rows = await self._send(mind, Kind.LIFECYCLE, text, now, falls, by)
+        if not rows:
             return False
-        self._mirror(changes)
+        self._settings.use(*falls(rows))
         self._fell(mind.name)  # it may be over already
         return True
 
@@ -122,21 +117,20 @@ class Sleeper:
         if not busy:
             self._fell(mind)
             self._units.stop(mind)
-            if self._manager.policy.setting(woken_key(mind)):
+            if self._settings.get(WOKEN, mind):
                 self._watch_idle(mind)
 
     def _fell(self, mind: str) -> None:
         """If the message that tells of the sleep has had its turn, the mind sleeps."""
-        manager, key = self._manager, sleep_key(mind)
-        state = manager.policy.setting(key)
+        manager, state = self._manager, self._settings.get(SLEEP, mind)
         if state is None or state["since"] is not None or MAIN_SESSION in manager.runner.live.sessions(mind):
             return
         if not manager.backlog.has(state["row"], mind, MAIN_SESSION):
-            self._keep({key: {"since": self._clock(), "until": state["until"]}})
+            self._settings.keep(SLEEP.to(mind, Sleep(since=self._clock(), until=state["until"])))
             self._fell_asleep(mind)
 
     def _fell_asleep(self, mind: str) -> None:
-        until = self._manager.policy.setting(sleep_key(mind))["until"]
+        until = self._manager.policy.asleep_until(mind)
         text = f"{mind} sleeps{f' until {_shown(until)}' if until is not None else ''}"
         self._manager.events.emit(Event.ASLEEP, text, mind=mind)
         self._units.stop(mind)
@@ -151,9 +145,8 @@ class Sleeper:
             self._idle[mind] = loop.call_later(max(config.sleep_after, 1.0), self._sleep_again, mind)
 
     def _sleep_again(self, mind: str) -> None:
-        manager, policy = self._manager, self._manager.policy
-        woken = policy.setting(woken_key(mind))
-        if not woken or policy.sleepy(mind):
+        manager, woken = self._manager, self._settings.get(WOKEN, mind)
+        if not woken or manager.policy.sleepy(mind):
             return
         # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
         soon = self._clock() + retry.BACKOFF_MS[1]
@@ -162,8 +155,8 @@ class Sleeper:
         if busy or batched or self._acceptor.pending(mind):
             self._watch_idle(mind)
             return
-        until = woken["until"] if isinstance(woken, dict) else None
-        self._keep({sleep_key(mind): {"since": self._clock(), "until": until}, woken_key(mind): None})
+        sleep = Sleep(since=self._clock(), until=None if woken is True else woken["until"])
+        self._settings.keep(SLEEP.to(mind, sleep), WOKEN.to(mind, None))
         self._fell_asleep(mind)
 
     # -- awake
@@ -195,35 +188,35 @@ class Sleeper:
                 self._waking.discard(mind)
 
     async def _wake(self, mind: str, by: str, by_message: bool) -> None:
-        manager, policy = self._manager, self._manager.policy
+        manager, policy, settings = self._manager, self._manager.policy, self._settings
         async with self._lock(mind):
-            state, config, now = policy.setting(sleep_key(mind)), policy.config.minds.get(mind), self._clock()
+            state, config, now = settings.get(SLEEP, mind), policy.config.minds.get(mind), self._clock()
             if state is None:
-                if not by_message and policy.setting(woken_key(mind)):
-                    await self._store(mind, {woken_key(mind): None})
+                if not by_message and settings.get(WOKEN, mind) is not None:
+                    await self._change(mind, WOKEN.to(mind, None))
                 else:  # a message may have been stored that was to wake it, when it just was
-                    self._keep({woken_key(mind): policy.setting(woken_key(mind))})
+                    settings.restore(WOKEN.key(mind))
                 return
-            changes = {
-                sleep_key(mind): None,
-                woken_key(mind): {"until": state["until"]} if by_message else None,
-                start_key(mind): True if config is not None and config.unit is not None else None,
-            }
+            awake = (
+                SLEEP.to(mind, None),
+                WOKEN.to(mind, Woken(until=state["until"]) if by_message else None),
+            )
+            start = START.to(mind, True if config is not None and config.unit is not None else None)
             held = manager.backlog.count(mind)
-            told = False
+            told: Sequence[Delivery] = ()
             if config is not None and state["since"] is not None and not by_message:
                 slept = views.span(now - state["since"])
                 text = (
                     f"[hostguard] You slept for {slept}, and were woken {by}. Messages that waited: {held}."
                 )
-                told = await self._send(config, Kind.WAKE, text, now, lambda db: _set(db, changes))
+                told = await self._send(config, Kind.WAKE, text, now, lambda _: (*awake, start))
             if not told:
-                await self._or_back(mind, store(manager, lambda db: _set(db, changes), lambda _: None))
+                await self._or_back(mind, settings.change(*awake, start))
             if state["since"] is None and manager.backlog.remove(state["row"], mind, MAIN_SESSION):
                 row = Row(state["row"], mind, MAIN_SESSION, kind=Kind.LIFECYCLE)
                 manager.ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
             await self._units.start(mind)  # its rows are held until it can take them
-            self._mirror({sleep_key(mind): None, woken_key(mind): changes[woken_key(mind)]})
+            settings.use(*awake)
             if by_message:
                 self._watch_idle(mind)
             self._set_timer()
@@ -237,9 +230,9 @@ class Sleeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        policy = self._manager.policy
-        states = [*policy.named(sleep_key("")).values(), *policy.named(woken_key("")).values()]
-        times = [state.get(name) for state in states if isinstance(state, dict) for name in ("until", "by")]
+        sleeps, wokens = self._settings.all(SLEEP).values(), self._settings.all(WOKEN).values()
+        times = [time for sleep in sleeps for time in (sleep["until"], sleep.get("by"))]
+        times += [woken["until"] for woken in wokens if woken is not True]
         first = min((time for time in times if time is not None), default=None)
         if first is not None and not self._closed:
             # What is under way since its time came is looked at again in a second.
@@ -248,14 +241,14 @@ class Sleeper:
 
     def check(self) -> None:
         """Wake the minds whose time has come."""
-        policy, now = self._manager.policy, self._clock()
-        for mind, state in policy.named(sleep_key("")).items():
+        now = self._clock()
+        for mind, sleep in self._settings.all(SLEEP).items():
             self._fell(mind)
-            if state["until"] is not None and state["until"] <= now:
+            if sleep["until"] is not None and sleep["until"] <= now:
                 self._spawn(self._on_time(mind))
-        for mind, state in policy.named(woken_key("")).items():
-            if isinstance(state, dict) and state["until"] is not None and state["until"] <= now:
-                self._keep({woken_key(mind): None})
+        for mind, woken in self._settings.all(WOKEN).items():
+            if woken is not True and woken["until"] is not None and woken["until"] <= now:
+                self._settings.keep(WOKEN.to(mind, None))
         self._set_timer()
 
     # -- small things
@@ -263,43 +256,33 @@ class Sleeper:
     def _lock(self, mind: str) -> asyncio.Lock:
         return self._locks.setdefault(mind, asyncio.Lock())
 
-    async def _send(self, mind: Mind, kind: Kind, text: str, now: int, also: Op, expires_at: int = 0) -> bool:
-        """Store a message to the mind, and `also`; False if it can have none: then nothing is stored."""
+    async def _send(
+        self, mind: Mind, kind: Kind, text: str, now: int, also: Also, expires_at: int = 0
+    ) -> Sequence[Delivery]:
+        """Store a message to the mind, and `also`; no row if it can have none: then nothing is stored."""
         if not (mind.command or mind.url):
-            return False
+            return ()
         target, payload = Target(mind.name, MAIN_SESSION, kind=kind), system_payload((mind.name,), text)
         new = New((target,), payload, now, sender=SENDER, channel=CHANNEL, expires_at=expires_at)
         try:
-            await self._or_back(mind.name, self._acceptor.store(new, also=also))
+            return (await self._or_back(mind.name, self._acceptor.store(new, also=also))).rows
         except Problem as problem:
             if problem.code == "queue_full":
-                return False
+                return ()
             raise
-        return True
 
-    async def _store(self, mind: str, changes: dict[str, Any]) -> None:
-        await self._or_back(mind, store(self._manager, lambda db: _set(db, changes), lambda _: None))
-        self._mirror(changes)
+    async def _change(self, mind: str, *changes: Change) -> None:
+        await self._or_back(mind, self._settings.change(*changes))
 
-    async def _or_back(self, mind: str, write: Coroutine[Any, Any, object]) -> None:
+    async def _or_back(self, mind: str, write: Coroutine[Any, Any, T]) -> T:
         """Make a change; one that the card may or may not have taken in the end is taken back."""
         try:
-            await write
+            return await write
         except Problem as problem:
             if problem.code != "unavailable":
                 raise
-            keys = (sleep_key(mind), woken_key(mind), start_key(mind))
-            self._keep({key: self._manager.policy.setting(key) for key in keys})
+            self._settings.restore(SLEEP.key(mind), WOKEN.key(mind), START.key(mind))
             raise unavailable(f"the device does not take writes; {mind} is as it was, try again") from problem
-
-    def _keep(self, changes: dict[str, Any]) -> None:
-        """At once in memory, and stored as soon as the card takes it."""
-        self._mirror(changes)
-        self._manager.ledger.write(lambda db: _set(db, changes))
-
-    def _mirror(self, changes: dict[str, Any]) -> None:
-        for key, value in changes.items():
-            self._manager.policy.set(key, value)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -307,11 +290,6 @@ class Sleeper:
         task.add_done_callback(self._tasks.discard)
         self._manager.keep(task)
         return task
-
-
-def _set(db: sqlite3.Connection, changes: dict[str, Any]) -> None:
-    for key, value in changes.items():
-        deliveries.set_setting(db, key, value)
 
 
 def _shown(time: int) -> str:

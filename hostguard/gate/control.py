@@ -2,79 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.core.model import Delivery, Kind, Reason, State
-from hostguard.delivery.message import known_mind
 from hostguard.gate.deadlock import hopeless
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import CAP_MAX, LIMITS, limit_key, pause_key
-from hostguard.store import deliveries
-from hostguard.store.writer import Refused, Unavailable
+from hostguard.gate.policy import CAP_MAX, LIMITS, known_mind
+from hostguard.store import deliveries, requests
+from hostguard.store.connection import Connection
+from hostguard.store.settings import LIMIT, PAUSE, Limit, on_host_or
+from hostguard.store.writer import Refused
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.telemetry.events import Event
 from hostguard.turns.live import Phase, Turn
 
-T = TypeVar("T")
-
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 BY_REQUEST = "cancelled by request"
-ANSWER_S = 20.0  # a caller waits this long for the card, then hears 503
-
-
-async def store(manager: Dispatcher, op: deliveries.Op, then: Callable[[Any], None]) -> None:
-    """A durable write that its caller waits for; `then`, with its result, once it is stored.
-
-    Raises Problem. Where the device hangs in the very commit, the caller is told so, and `then` still
-    follows if the write succeeds after all.
-    """
-    write = manager.queue.submit(op)
-    try:
-        result = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
-    except TimeoutError:
-        if manager.queue.withdraw(write):
-            raise unavailable("the device does not take writes; nothing was done") from None
-
-        def late(future: asyncio.Future[Any]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                then(future.result())
-
-        write.future.add_done_callback(late)
-        raise unavailable("the device does not take writes; it is done once the device goes on") from None
-    except Unavailable as error:
-        raise unavailable(f"the queue does not take writes: {error}") from error
-    then(result)
-
-
-async def read(manager: Dispatcher, op: deliveries.Op) -> Any:
-    """A read of the database. Raises Problem."""
-    try:
-        return await asyncio.wait_for(manager.queue.read(op), ANSWER_S)
-    except TimeoutError:
-        raise unavailable("the device does not answer; hostguard status does") from None
-    except Unavailable as error:
-        raise unavailable(f"the queue cannot be read: {error}") from error
-
-
-async def look(function: Callable[..., T], *args: Any) -> T:
-    """Call what may wait for a disk, in a thread. Raises Problem."""
-    try:
-        return await asyncio.wait_for(asyncio.to_thread(function, *args), ANSWER_S)
-    except TimeoutError:
-        raise unavailable("the device does not answer; nothing was done") from None
 
 
 async def delivery(manager: Dispatcher, id_: int) -> Delivery:
     """One row."""
     if id_ > ID_MAX:
         raise unknown("delivery", id_, "hostguard queue lists those that wait")
-    row: Delivery | None = await read(manager, lambda db: deliveries.get(db, id_))
+    row: Delivery | None = await requests.read(manager.queue, lambda db: deliveries.get(db, id_))
     if row is None:
         raise unknown("delivery", id_, "hostguard queue lists those that wait")
     return row
@@ -84,16 +38,15 @@ async def pause(manager: Dispatcher, mind: str | None, on: bool) -> None:
     """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
     if on or not manager.policy.paused(mind):
         _check(manager, mind)  # one that was removed while paused can still be resumed
-    key, before = pause_key(mind), manager.policy.paused(mind)
+    name, before = on_host_or(mind), manager.policy.paused(mind)
     if on:
         # At once, whatever the card does: nothing may start while the setting is being stored.
-        manager.policy.set(key, True)
+        manager.settings.use(PAUSE.to(name, True))
         for turn in manager.runner.live:
             if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
                 turn.revoked = True
 
-    def stored(_: Any) -> None:
-        manager.policy.set(key, True if on else None)
+    def stored() -> None:
         who = mind or "the guard"
         event, text = (
             (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
@@ -102,9 +55,9 @@ async def pause(manager: Dispatcher, mind: str | None, on: bool) -> None:
         touch(manager)
 
     try:
-        await store(manager, lambda db: deliveries.set_setting(db, key, True if on else None), stored)
+        await manager.settings.change(PAUSE.to(name, True if on else None), then=stored)
     except Problem:
-        manager.policy.set(key, True if before else None)
+        manager.settings.use(PAUSE.to(name, True if before else None))
         touch(manager)
         raise
 
@@ -116,26 +69,22 @@ async def set_limit(manager: Dispatcher, name: str, mind: str | None, value: Any
     if mind is not None and name != "mind_concurrent_turns":
         raise bad_request(f"{name} is of the whole host: leave the mind out")
     _check(manager, mind)
-    setting: dict[str, Any] | None = None
-    if value == "default":
-        pass
-    elif value == "unlimited":
-        setting = {"value": None, "boot": manager.policy.boot if runtime else None}
+    boot, limit = manager.policy.boot if runtime else None, None
+    if value == "unlimited":
+        limit = Limit(value=None, boot=boot)
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= CAP_MAX:
-        setting = {"value": value, "boot": manager.policy.boot if runtime else None}
-    else:
+        limit = Limit(value=value, boot=boot)
+    elif value != "default":
         raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
-    key = limit_key(name, mind)
 
-    def stored(_: Any) -> None:
-        manager.policy.set(key, setting)
+    def stored() -> None:
         now, source = manager.policy.limit(name, mind)
         told = "unlimited" if now is None else now
         text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
         manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
         touch(manager)
 
-    await store(manager, lambda db: deliveries.set_setting(db, key, setting), stored)
+    await manager.settings.change(LIMIT.to(name + on_host_or(mind), limit), then=stored)
 
 
 def touch(manager: Dispatcher) -> None:
@@ -169,10 +118,10 @@ async def _take_back(manager: Dispatcher, row: Delivery) -> Delivery:
             manager.ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
             manager.ledger.waiters.tell(row.id)
 
-    def close(db: sqlite3.Connection) -> list[int]:
+    def close(db: Connection) -> list[int]:
         return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
 
-    await store(manager, close, stored)
+    await requests.write(manager.queue, close, stored)
     found = await delivery(manager, row.id)
     return found if found.state is State.CANCELLED else await cancel(manager, row.id)
 
@@ -181,7 +130,9 @@ async def retry(manager: Dispatcher, id_: int) -> Delivery:
     """Queue an ended row again."""
     await delivery(manager, id_)
     try:
-        await store(manager, lambda db: deliveries.retry(db, id_, now_ms()), lambda row: manager.admit([row]))
+        await requests.write(
+            manager.queue, lambda db: deliveries.retry(db, id_, now_ms()), lambda row: manager.admit([row])
+        )
     except Refused as refusal:
         current = await delivery(manager, id_)
         if current.kind is Kind.RUN:
@@ -194,7 +145,7 @@ async def drop(manager: Dispatcher, id_: int) -> Delivery:
     """Take a dead letter out of the list of them."""
     await delivery(manager, id_)
     try:
-        await store(manager, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
+        await requests.write(manager.queue, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
     except Refused as refusal:
         current = await delivery(manager, id_)
         raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
@@ -208,7 +159,7 @@ async def refuse_deadlock(manager: Dispatcher, id_: int) -> None:
         return
     blockers: dict[int, Collection[str] | None] = {}
     for row_id in {row_id for rows in waits.values() for row_id in rows}:
-        row = await read(manager, partial(deliveries.get, id_=row_id))
+        row = await requests.read(manager.queue, partial(deliveries.get, id_=row_id))
         blockers[row_id] = _blockers(manager, row) if row is not None else None
     if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
         units = ", ".join(sorted(blockers[id_] or ()))

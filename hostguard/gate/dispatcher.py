@@ -37,6 +37,7 @@ from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
 from hostguard.pressure.monitor import Monitor
 from hostguard.store.deliveries import New
+from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Turn, TurnEnded
@@ -54,6 +55,7 @@ class Dispatcher:
     """Owns the backlog and the live turns; all state here mirrors the database and systemd."""
 
     gate: Gate
+    settings: SettingsStore
     residents: ResidentDriver
     watcher: Monitor
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -19,6 +18,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, Kind, Reason, Row, State, Waited
 from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
+from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue
@@ -146,7 +146,7 @@ class Ledger:
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
 
-            def finish(db: sqlite3.Connection) -> list[Delivery]:
+            def finish(db: Connection) -> list[Delivery]:
                 ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
                 return deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hostguard.core.model import Config
+from hostguard.core.errors import unknown
+from hostguard.core.model import Config, Mind
+from hostguard.store.settings import LIMIT, PAUSE, SLEEP, TOKEN, Limit, SettingsStore, on_host_or
 
 LIMITS = ("global_concurrent_turns", "mind_concurrent_turns")
 _DEFAULTS = Config()
@@ -18,73 +19,50 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def pause_key(mind: str | None) -> str:
-    """The setting that pauses a mind, or the guard."""
-    return "pause" if mind is None else f"pause.mind.{mind}"
-
-
-def limit_key(name: str, mind: str | None) -> str:
-    """The setting that overrides a limit, of one mind or of all."""
-    return f"limit.{name}" if mind is None else f"limit.{name}.mind.{mind}"
-
-
-def sleep_key(mind: str) -> str:
-    """The setting of a mind that sleeps: {"since": ms, "until": ms or null}.
-
-    While it falls asleep `since` is null, and "row" the message that tells it so.
-    """
-    return f"sleep.mind.{mind}"
-
-
-def woken_key(mind: str) -> str:
-    """The setting of a mind that a message woke: it sleeps again when idle. True or {"until": ms or null}."""
-    return f"woken.mind.{mind}"
+def known_mind(name: Any, config: Config) -> Mind:
+    """The configured mind of that name. Raises Problem."""
+    if not isinstance(name, str) or name not in config.minds:
+        raise unknown("mind", name, f"minds: {', '.join(sorted(config.minds)) or 'none is configured'}")
+    return config.minds[name]
 
 
 class Policy:
-    """Caps and pauses. Settings are as stored: a pause True, a limit {"value": ..., "boot": id or None}."""
+    """Caps, pauses and sleep. `config` is the configuration in force, replaced at each reload."""
 
-    def __init__(self, config: Config, settings: Mapping[str, Any], boot: str) -> None:
-        self.config = config
+    def __init__(self, settings: SettingsStore, boot: str) -> None:
+        self.config = Config()
         self.boot = boot
-        self._settings = dict(settings)
-
-    def set(self, key: str, value: Any) -> None:
-        """Set or, with None, forget a setting."""
-        if value is None:
-            self._settings.pop(key, None)
-        else:
-            self._settings[key] = value
+        self._settings = settings
 
     def paused(self, mind: str | None = None) -> bool:
         """Whether the mind, or the guard, is paused."""
-        return pause_key(mind) in self._settings
+        return self._settings.get(PAUSE, on_host_or(mind)) is not None
 
     def paused_minds(self) -> list[str]:
         """Minds that are paused, known or not."""
-        return list(self.named(pause_key("")))
+        return list(self._settings.all(PAUSE, on_host_or("")))
 
     def asleep(self, mind: str) -> bool:
         """Whether the mind sleeps."""
-        return (self._settings.get(sleep_key(mind)) or {}).get("since") is not None
+        sleep = self._settings.get(SLEEP, mind)
+        return sleep is not None and sleep["since"] is not None
+
+    def asleep_until(self, mind: str) -> int | None:
+        """When a mind that sleeps, or falls asleep, is to wake, in ms; None: not by itself."""
+        sleep = self._settings.get(SLEEP, mind)
+        return None if sleep is None else sleep["until"]
 
     def sleepy(self, mind: str) -> bool:
         """Whether the mind sleeps or falls asleep: what is to wake it must."""
-        return sleep_key(mind) in self._settings
+        return self._settings.get(SLEEP, mind) is not None
 
-    def setting(self, key: str) -> Any:
-        """A setting as stored; None if it is not set."""
-        return self._settings.get(key)
-
-    def named(self, prefix: str) -> dict[str, Any]:
-        """The settings whose names begin so, by the rest of their names."""
-        found = {key.removeprefix(prefix): key for key in self._settings if key.startswith(prefix)}
-        return {name: self._settings[key] for name, key in sorted(found.items())}
+    def token(self, mind: str) -> str | None:
+        """SHA-256 of a mind's token, hex: from the configuration, else the one made at run time."""
+        return self.config.minds[mind].token or self._settings.get(TOKEN, mind)
 
     def global_cap(self) -> int | None:
         """Turns of all minds together; None = unlimited."""
-        value: int | None = self.limit("global_concurrent_turns")[0]
-        return value
+        return self.limit("global_concurrent_turns")[0]
 
     def mind_cap(self, mind: str) -> int:
         """Turns of one configured mind."""
@@ -93,9 +71,9 @@ class Policy:
 
     def limit(self, name: str, mind: str | None = None) -> tuple[int | None, str]:
         """(value, where it comes from: runtime, kept, config or default)."""
-        setting = self._override(limit_key(name, mind))
-        if setting is not None:
-            return setting["value"], "runtime" if setting["boot"] else "kept"
+        override = self._override(name, mind)
+        if override is not None:
+            return override["value"], "runtime" if override["boot"] else "kept"
         if mind is not None:
             own = self.config.minds[mind].concurrent_turns
             return (own, "config") if own is not None else (self.limit(name)[0], "default")
@@ -111,6 +89,6 @@ class Policy:
                 rows.append(("mind_concurrent_turns", mind, value, source))
         return [{"name": n, "mind": m, "value": v, "source": s} for n, m, v, s in rows]
 
-    def _override(self, key: str) -> dict[str, Any] | None:
-        setting: dict[str, Any] | None = self._settings.get(key)
-        return setting if setting is not None and setting["boot"] in (None, self.boot) else None
+    def _override(self, name: str, mind: str | None) -> Limit | None:
+        limit = self._settings.get(LIMIT, name + on_host_or(mind))
+        return limit if limit is not None and limit["boot"] in (None, self.boot) else None

@@ -12,6 +12,9 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+# For those who are handed a connection: only this package and *_rows.py import sqlite3.
+Connection = sqlite3.Connection
+
 SCHEMA = 3
 # A check reads the whole file: 16 MiB take about a second from an SD card (10 MB/s, class A1).
 CHECK_MAX = 16 << 20

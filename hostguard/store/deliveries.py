@@ -6,15 +6,15 @@ A function that refuses (queue.Refused) does so before it changes anything.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hostguard.core.model import PENDING, Delivery, Kind, State, Target
+from hostguard.store.connection import Connection
 from hostguard.store.writer import Refused
 
-Op = Callable[[sqlite3.Connection], Any]
+Op = Callable[[Connection], Any]
 
 COLUMNS = (
     "id, mind, session, state, kind, key, sender, channel, created_at, not_before, expires_at, attempts,"
@@ -60,13 +60,13 @@ def _delivery(values: Sequence[Any]) -> Delivery:
     return Delivery(*fields)
 
 
-def last_id(db: sqlite3.Connection) -> int:
+def last_id(db: Connection) -> int:
     """The newest id ever given: history never drops the newest row."""
     return int(db.execute("SELECT coalesce(max(id), 0) FROM deliveries").fetchone()[0])
 
 
 def enqueue(
-    db: sqlite3.Connection, new: New, full: Collection[str] = (), floor: int = 0
+    db: Connection, new: New, full: Collection[str] = (), floor: int = 0
 ) -> tuple[list[Delivery], list[Delivery]]:
     """Store a row for each mind that has none with this key and whose queue is not full.
 
@@ -102,7 +102,7 @@ def enqueue(
     return known + rows, rows
 
 
-def _known(db: sqlite3.Connection, new: New) -> list[Delivery]:
+def _known(db: Connection, new: New) -> list[Delivery]:
     if new.key is None:
         return []
     rows = db.execute(
@@ -118,20 +118,20 @@ def _known(db: sqlite3.Connection, new: New) -> list[Delivery]:
     return [_delivery(row[:-1]) for row in rows]
 
 
-def get(db: sqlite3.Connection, id_: int) -> Delivery | None:
+def get(db: Connection, id_: int) -> Delivery | None:
     """One row."""
     values = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE id = ?", (id_,)).fetchone()  # noqa: S608
     return _delivery(values) if values else None
 
 
-def by_turn(db: sqlite3.Connection, turn: str) -> Delivery | None:
+def by_turn(db: Connection, turn: str) -> Delivery | None:
     """The row whose last turn has this id."""
     head = turn.partition(".")[0]
     row = get(db, int(head)) if head.isdecimal() and len(head) < 19 else None
     return row if row is not None and row.turn == turn else None
 
 
-def with_payload(db: sqlite3.Connection, id_: int) -> tuple[Delivery, bytes] | None:
+def with_payload(db: Connection, id_: int) -> tuple[Delivery, bytes] | None:
     """One row and its payload, UTF-8 JSON."""
     values = db.execute(
         f"SELECT {COLUMNS}, (SELECT body FROM payloads WHERE payloads.id = payload)"  # noqa: S608
@@ -141,9 +141,7 @@ def with_payload(db: sqlite3.Connection, id_: int) -> tuple[Delivery, bytes] | N
     return (_delivery(values[:-1]), values[-1] or b"{}") if values else None
 
 
-def select(
-    db: sqlite3.Connection, states: Sequence[str], mind: str | None, after: int, limit: int
-) -> list[Delivery]:
+def select(db: Connection, states: Sequence[str], mind: str | None, after: int, limit: int) -> list[Delivery]:
     """Rows in order of id. Without states: those that are not final."""
     states = states or PENDING
     marks = ",".join("?" * len(states))
@@ -158,7 +156,7 @@ def select(
     return [_delivery(row) for row in rows]
 
 
-def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
+def queued(db: Connection) -> Iterator[tuple[int, str, str, int]]:
     """(id, mind, session, not_before) of every queued message, in order of id, for the backlog."""
     return db.execute(
         "SELECT id, mind, session, not_before FROM deliveries"
@@ -166,7 +164,7 @@ def queued(db: sqlite3.Connection) -> Iterator[tuple[int, str, str, int]]:
     )
 
 
-def special(db: sqlite3.Connection) -> list[Delivery]:
+def special(db: Connection) -> list[Delivery]:
     """Rows in a turn, and those queued ones that are runs, expire or have failed before: few, in one scan."""
     rows = db.execute(
         f"SELECT {COLUMNS} FROM deliveries WHERE state = 'delivering' OR (state = 'queued'"  # noqa: S608
@@ -175,7 +173,7 @@ def special(db: sqlite3.Connection) -> list[Delivery]:
     return [_delivery(row) for row in rows]
 
 
-def mark_delivering(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
+def mark_delivering(db: Connection, id_: int, turn: str, now: int) -> None:
     """The row is on its way: its turn is being started, or it is being posted into this one."""
     db.execute(
         "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, posted_at = 0 WHERE id = ?",
@@ -183,7 +181,7 @@ def mark_delivering(db: sqlite3.Connection, id_: int, turn: str, now: int) -> No
     )
 
 
-def mark_posted(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
+def mark_posted(db: Connection, id_: int, turn: str, now: int) -> None:
     """The resident mind confirmed the row: it is in that turn."""
     db.execute(
         "UPDATE deliveries SET posted_at = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
@@ -192,7 +190,7 @@ def mark_posted(db: sqlite3.Connection, id_: int, turn: str, now: int) -> None:
 
 
 def finish(
-    db: sqlite3.Connection,
+    db: Connection,
     id_: int,
     turn: str,
     state: State,
@@ -210,7 +208,7 @@ def finish(
 
 
 def give_back(
-    db: sqlite3.Connection,
+    db: Connection,
     id_: int,
     turn: str,
     attempts: int,
@@ -227,7 +225,7 @@ def give_back(
 
 
 def close(
-    db: sqlite3.Connection,
+    db: Connection,
     ids: Sequence[int],
     state: State,
     now: int,
@@ -246,13 +244,13 @@ def close(
     ]
 
 
-def forget(db: sqlite3.Connection, ids: Sequence[int]) -> None:
+def forget(db: Connection, ids: Sequence[int]) -> None:
     """Drop one message's rows that nobody was told of."""
     db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_ in ids])
     db.execute("DELETE FROM payloads WHERE id = ?", (ids[0],))
 
 
-def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
+def retry(db: Connection, id_: int, now: int) -> Delivery:
     """Queue a final row again, due now, attempts from 0. Raises WrongState."""
     row = get(db, id_)
     if row is None or not row.state.final or row.state is State.BATCHED or row.kind is Kind.RUN:
@@ -267,7 +265,7 @@ def retry(db: sqlite3.Connection, id_: int, now: int) -> Delivery:
     return again
 
 
-def drop(db: sqlite3.Connection, id_: int, now: int) -> None:
+def drop(db: Connection, id_: int, now: int) -> None:
     """Take a dead letter out. Raises WrongState."""
     row = get(db, id_)
     if row is None or row.state is not State.DEAD:
@@ -275,7 +273,7 @@ def drop(db: sqlite3.Connection, id_: int, now: int) -> None:
     db.execute("UPDATE deliveries SET state = 'cancelled', ended_at = ? WHERE id = ?", (now, id_))
 
 
-def trim(db: sqlite3.Connection, keep: int) -> int:
+def trim(db: Connection, keep: int) -> int:
     """Drop the oldest ended rows beyond `keep`, and payloads nobody refers to. Dead letters stay."""
     ended = "state NOT IN ('queued', 'delivering', 'batching', 'gated', 'dead')"
     over = db.execute(f"SELECT count(*) FROM deliveries WHERE {ended}").fetchone()[0] - keep  # noqa: S608
@@ -293,20 +291,3 @@ def trim(db: sqlite3.Connection, keep: int) -> int:
         [(payload, FAN_OUT_MAX) for payload in {payload for _, payload in old}],
     )
     return len(old)
-
-
-def settings(db: sqlite3.Connection) -> dict[str, Any]:
-    """What was set at run time, by name."""
-    return {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM settings")}
-
-
-def set_setting(db: sqlite3.Connection, name: str, value: Any) -> None:
-    """Store a value, or forget it if it is None."""
-    if value is None:
-        db.execute("DELETE FROM settings WHERE name = ?", (name,))
-    else:
-        db.execute(
-            "INSERT INTO settings (name, value) VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, json.dumps(value)),
-        )

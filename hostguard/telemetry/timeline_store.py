@@ -5,10 +5,10 @@ Most of what a report tells of turns is in their rows anyway.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from hostguard.store.connection import Connection
 from hostguard.telemetry.timeline import Incident, Point, Seen
 
 DAY = 86_400_000  # ms
@@ -36,7 +36,7 @@ class Ended(NamedTuple):
     write_bytes: int | None
 
 
-def store(db: sqlite3.Connection, points: Iterable[Point], incidents: Iterable[Incident], now: int) -> None:
+def store(db: Connection, points: Iterable[Point], incidents: Iterable[Incident], now: int) -> None:
     """Add to what is stored, and drop what is too old, or too much."""
     db.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -55,20 +55,20 @@ def store(db: sqlite3.Connection, points: Iterable[Point], incidents: Iterable[I
         db.execute(f"DELETE FROM {table} WHERE at <= ({newest})", (most,))  # noqa: S608
 
 
-def points(db: sqlite3.Connection, since: int) -> list[Point]:
+def points(db: Connection, since: int) -> list[Point]:
     """The points from the last one before `since` on, in order."""
     first = db.execute("SELECT max(at) FROM points WHERE at <= ?", (since,)).fetchone()[0]
     rows = db.execute("SELECT * FROM points WHERE at >= ? ORDER BY at", (since if first is None else first,))
     return [Point(at, Seen(*seen), bool(begun)) for at, *seen, begun in rows]
 
 
-def incidents(db: sqlite3.Connection, since: int) -> list[Incident]:
+def incidents(db: Connection, since: int) -> list[Incident]:
     """The incidents that were not over at `since`, in order."""
     rows = db.execute("SELECT * FROM incidents WHERE coalesce(until, at) >= ? ORDER BY at", (since,))
     return [Incident(*row) for row in rows]
 
 
-def ended(db: sqlite3.Connection, since: int) -> list[Ended]:
+def ended(db: Connection, since: int) -> list[Ended]:
     """The deliveries of turns that ended since then, in order of id; of failed attempts only the last."""
     rows = db.execute(
         "SELECT mind, turn = id OR turn LIKE id || '.%', started_at, ended_at, attempts,"

@@ -23,6 +23,7 @@ from hostguard.api.web import WebEndpoint
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
+from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue
 from hostguard.telemetry.timeline import Seen, Timeline, Trouble
 
@@ -43,7 +44,8 @@ class Served:
         self.history = Timeline()
         self.status: Any = status()
         self.asked: list[str] = []
-        policy = Policy(Config(web_token=token_hash(TOKEN)), {}, "")
+        policy = Policy(SettingsStore(self.queue), "")
+        policy.config = Config(web_token=token_hash(TOKEN))
         parts = SimpleNamespace(recorder=SimpleNamespace(timeline=self.history))
         manager = SimpleNamespace(queue=self.queue, policy=policy)
         self.daemon: Any = SimpleNamespace(manager=manager, parts=parts, status=self._status)

@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 from minds import free_port
+from onqueue import policy
 
 from hostguard.api import volute
 from hostguard.core.model import Config, Mind
-from hostguard.gate.policy import Policy
+from hostguard.store.settings import TOKEN
 from hostguard.systemd.notify import Notifier
 
 TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
@@ -92,9 +93,10 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
             channels={"#all": ("ann", "bob")},
             events_listen=("127.0.0.1", port),
         )
-        policy = Policy(config, {volute.token_key("bob"): volute.token_hash(TOKENS["bob"])}, "")
         heard, accepting, notifier = Heard(), Accepting(), Notifier()
-        manager: Any = SimpleNamespace(policy=policy, residents=heard)
+        manager: Any = SimpleNamespace(
+            policy=policy(config, TOKEN.to("bob", volute.token_hash(TOKENS["bob"]))), residents=heard
+        )
         endpoint = volute.Endpoint(manager, accepting, notifier)  # type: ignore[arg-type]
         await endpoint.start(config.events_listen)
         try:

@@ -1,11 +1,14 @@
 """An open queue on a real file, for tests."""
 
 import asyncio
+from pathlib import Path
 
 from hostguard.core.model import Kind, Target
 from hostguard.delivery.acceptor import Acceptor
+from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
+from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue
 
 
@@ -29,6 +32,15 @@ def on_queue(path, work):
             await queue.close()
 
     return asyncio.run(main())
+
+
+def policy(config, *changes, boot="boot"):
+    """The policy under this configuration, and the settings that these changes made."""
+    settings = SettingsStore(Queue(Path("/nowhere")))
+    settings.use(*changes)
+    made = Policy(settings, boot)
+    made.config = config
+    return made
 
 
 def acceptor(manager):

@@ -56,8 +56,7 @@ def parts(queue, config=CONFIG, settings=None, journal=None) -> Parts:
     """The guard's parts on an open queue. systemd counts as connected, though it is not."""
     found = Parts(queue, Events(journal or Silent()))
     found.policy.config = config
-    for name, value in (settings or {}).items():
-        found.policy.set(name, value)
+    found.settings.use(*(settings or {}).items())
     found.scopes.connected = True
     return found
 

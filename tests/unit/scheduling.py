@@ -9,6 +9,7 @@ from played import managed
 from hostguard.core.model import Config, Mind, Schedule, State
 from hostguard.delivery.schedules import Scheduler
 from hostguard.store import deliveries
+from hostguard.store.settings import stored
 from hostguard.store.writer import Queue
 from hostguard.systemd.journal import Journal
 
@@ -36,7 +37,7 @@ class Host:
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
         self.journal = Silent()
-        kept = await self.queue.read(deliveries.settings)
+        kept = await self.queue.read(stored)
         config = Config(minds=MINDS, schedules=self.schedules)
         self.manager = managed(self.queue, config, kept, self.journal)
         self.manager.runner.connected = False
@@ -76,9 +77,9 @@ class Host:
     async def payload(self, row):
         return json.loads((await self.queue.read(lambda db: deliveries.with_payload(db, row.id)))[1])
 
-    async def settings(self, prefix):
-        found = await self.queue.read(deliveries.settings)
-        return {name: value for name, value in found.items() if name.startswith(prefix)}
+    async def settings(self, setting):
+        found = await self.queue.read(stored)
+        return {name: value for name, value in found.items() if name.startswith(setting.prefix)}
 
 
 def beat(mind="bob", cron="0 * * * *", name=None, **more):

@@ -15,6 +15,7 @@ from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.sleep import Sleeper
 from hostguard.store import deliveries
+from hostguard.store.settings import stored
 from hostguard.store.writer import Queue
 
 HOUR = 3_600_000
@@ -36,7 +37,7 @@ class Host:
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
-        self.manager = manager = playing(self.queue, self.config, await self.queue.read(deliveries.settings))
+        self.manager = manager = playing(self.queue, self.config, await self.queue.read(stored))
         waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))
         manager.backlog.load(waiting, now_ms())
         self.acceptor = Acceptor(manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind))
@@ -100,7 +101,7 @@ class Host:
         return self.manager.policy.asleep(mind)
 
     async def stored(self):
-        found = await self.queue.read(deliveries.settings)
+        found = await self.queue.read(stored)
         return {name: value for name, value in found.items() if name.startswith(("sleep.", "woken."))}
 
     async def rows(self, *kinds):

@@ -15,6 +15,7 @@ from hostguard.api.http import EXCEPTION_HANDLERS
 from hostguard.config.build import SCRIPT_MAX
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, Schedule
+from hostguard.store.settings import SCHEDULE
 
 ROOT, NOBODY, OTHER = 0, 65534, 1234
 DAILY = {"name": "tidy", "mind": "bob", "cron": "0 3 * * *", "message": "tidy up"}
@@ -134,7 +135,7 @@ def test_a_name_is_given_once(tmp_path):
 def test_there_is_an_end_to_how_many_are_kept(tmp_path):
     async def work(client, host):
         for i in range(api_schedules.KEPT_MAX):
-            host.manager.policy.set(f"schedule.s{i}", {"mind": "bob", "cron": "@daily", "message": "x"})
+            host.manager.settings.use(SCHEDULE.to(f"s{i}", {"mind": "bob", "cron": "@daily", "message": "x"}))
         status, answer = await client.add(**DAILY)
         assert (status, answer["detail"]) == (409, "there are 1000 schedules; remove one first")
 

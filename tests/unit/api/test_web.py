@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from onqueue import policy
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,7 +19,6 @@ from starlette.routing import Route
 from hostguard.api.volute import token_hash
 from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
-from hostguard.gate.policy import Policy
 
 TOKEN = "a token"
 
@@ -85,7 +85,7 @@ def on_endpoint(
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
         config = Config(web_token=token and token_hash(token))
-        daemon: Any = SimpleNamespace(manager=SimpleNamespace(policy=Policy(config, {}, "")))
+        daemon: Any = SimpleNamespace(manager=SimpleNamespace(policy=policy(config)))
         did: list[str] = []
 
         async def look(request: Request) -> Response:

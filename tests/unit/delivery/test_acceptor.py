@@ -17,8 +17,8 @@ from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.routes import parse_routes
-from hostguard.gate.policy import sleep_key, woken_key
 from hostguard.store import deliveries
+from hostguard.store.settings import SLEEP, WOKEN, stored
 
 NOTHING_MATCHES, ALL = parse_routes("{}"), parse_routes('{"rules": [{"session": "s"}]}')
 CONFIG = Config(minds={"bob": Mind("bob", ("/bin/true",), routes="/r"), "eve": Mind("eve", ("/bin/true",))})
@@ -37,7 +37,7 @@ class Host:
         self.acceptor.on_kept = self.gating.stored
         self.acceptor.releasing = self.gating.releasing
 
-    async def send(self, to="@bob", also=None, **fields):
+    async def send(self, to="@bob", also=lambda rows: (), **fields):
         message = intake.message({"to": to, "content": f"for {to}", "channel": "#x", **fields}, CONFIG, 1000)
         return (await self.acceptor.send(message, also)).rows
 
@@ -45,7 +45,7 @@ class Host:
         return await self.queue.read(lambda db: deliveries.select(db, tuple(State), None, 0, 100))
 
     async def stored(self):
-        return await self.queue.read(deliveries.settings)
+        return await self.queue.read(stored)
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -55,17 +55,17 @@ def test_a_late_commit_is_undone_whole_unless_its_sender_can_ask_again(tmp_path,
 
     async def work(queue):
         host = Host(queue)
-        host.manager.policy.set(sleep_key("eve"), {"since": 1, "until": None})
+        host.manager.settings.use(SLEEP.to("eve", {"since": 1, "until": None}))
         for to, rows in (("@bob", 2), ("@eve", 1)):
             with pytest.raises(Problem, match="does not take writes"):
-                await host.send(to, lambda db: time.sleep(0.3), key=key and key + to)
+                await host.send(to, lambda rows: time.sleep(0.3) or (), key=key and key + to)
             await asyncio.sleep(0.4)
             await host.manager.settled(5)
             await queue.write(lambda db: None)
             assert len(await host.rows()) == (rows + 2 * (to == "@eve") if key else 0)
         assert host.gating.count("bob") == bool(key)
         assert host.woken == (["eve"] if key else [])
-        assert bool((await host.stored()).get(woken_key("eve"))) == bool(key)
+        assert bool((await host.stored()).get(WOKEN.key("eve"))) == bool(key)
         assert await queue.read(lambda db: db.execute("SELECT count(*) FROM payloads").fetchone()) == (
             (3,) if key else (0,)
         )

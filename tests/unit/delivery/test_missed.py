@@ -6,7 +6,7 @@ import pytest
 from scheduling import DAY, HOUR, MINDS, MINUTE, NOON, Host, beat, key, run
 
 from hostguard.core.model import Config
-from hostguard.delivery.schedules import FIRED
+from hostguard.store.settings import FIRED
 
 
 @pytest.mark.parametrize(

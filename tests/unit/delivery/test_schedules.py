@@ -9,8 +9,7 @@ from until import until
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule, State
-from hostguard.delivery.schedules import FIRED, KEPT
-from hostguard.gate.policy import sleep_key
+from hostguard.store.settings import FIRED, SCHEDULE, SLEEP, WOKEN
 
 
 def test_aligned_schedules_fire_each_once(tmp_path):
@@ -86,10 +85,10 @@ def test_a_kept_time_of_its_own_removes_itself(tmp_path):
         async with Host(tmp_path) as host:
             await host.scheduler.add(Schedule("tea", "bob", at=NOON + HOUR, message="tea"))
             assert host.scheduler.times("tea") == (NOON + HOUR, None)
-            assert list(await host.settings(KEPT)) == [KEPT + "tea"]
+            assert list(await host.settings(SCHEDULE)) == ["schedule.tea"]
         async with Host(tmp_path, now=NOON + 9 * DAY) as host:  # it was down at the time
             assert await host.keys() == [key(NOON + HOUR, "tea")]
-            assert await host.settings(KEPT) == await host.settings(FIRED) == {}
+            assert await host.settings(SCHEDULE) == await host.settings(FIRED) == {}
             assert host.scheduler.all() == {}
         async with Host(tmp_path, now=NOON + 9 * DAY) as host:
             assert len(await host.rows()) == 1
@@ -126,7 +125,7 @@ def test_kept_schedules_come_back_and_go(tmp_path):
             await host.scheduler.remove("beat-bob")
             await host.at(NOON + 3 * HOUR)
             assert len(await host.rows()) == 2
-            assert await host.settings(KEPT) == await host.settings(FIRED) == {}
+            assert await host.settings(SCHEDULE) == await host.settings(FIRED) == {}
 
     run(main())
 
@@ -150,12 +149,12 @@ def test_a_sleeping_mind(tmp_path):
             beat(name="now", while_sleeping="trigger-wake"),
         ]  # fmt: skip
         async with Host(tmp_path, *schedules) as host:
-            host.manager.policy.set(sleep_key("bob"), {"since": NOON, "until": None})
+            host.manager.settings.use(SLEEP.to("bob", {"since": NOON, "until": None}))
             await host.at(NOON + HOUR)
             assert {row.key.split(":")[1]: row.state for row in await host.rows()} == {
                 "no": State.SKIPPED, "later": State.QUEUED, "now": State.QUEUED,
             }  # fmt: skip
-            assert list(await host.settings("woken.")) == ["woken.mind.bob"]
+            assert list(await host.settings(WOKEN)) == ["woken.mind.bob"]
             await host.at(NOON + HOUR + 1)
             assert len(await host.rows()) == 3  # the skipped one is dealt with, too
 

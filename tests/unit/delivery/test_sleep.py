@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import pytest
 from played import OK
@@ -13,8 +12,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, Reason
 from hostguard.gate import control
-from hostguard.gate.policy import sleep_key, woken_key
-from hostguard.store import deliveries
+from hostguard.store.settings import SLEEP, WOKEN, write
 
 
 def test_a_mind_is_told_first_and_sleeps_when_that_turn_is_over(tmp_path):
@@ -30,8 +28,8 @@ def test_a_mind_is_told_first_and_sleeps_when_that_turn_is_over(tmp_path):
         assert host.live() == [], "what came later waits, and had no slot in between"
         assert host.manager.verdict(later.row).reason is Reason.ASLEEP
         stored = await host.stored()
-        assert stored[sleep_key("bob")]["since"] > 0
-        assert stored[sleep_key("bob")]["until"] > now_ms()
+        assert stored[SLEEP.key("bob")]["since"] > 0
+        assert stored[SLEEP.key("bob")]["until"] > now_ms()
         assert len(host.told("asleep")) == 1
 
     on_host(tmp_path, work)
@@ -118,7 +116,7 @@ def test_until_can_be_changed_and_is_in_the_future(tmp_path):
         await host.fall_asleep()
         later = now_ms() + HOUR
         await host.sleep(until=later)
-        assert (await host.stored())[sleep_key("bob")]["until"] == later
+        assert (await host.stored())[SLEEP.key("bob")]["until"] == later
         assert len(await host.rows(Kind.LIFECYCLE)) == 1
         assert host.asleep()
 
@@ -134,7 +132,7 @@ def test_until_can_be_changed_while_the_mind_falls_asleep(tmp_path):
         await change
         await host.idle()
         assert host.asleep()
-        stored = (await host.stored())[sleep_key("bob")]
+        stored = (await host.stored())[SLEEP.key("bob")]
         assert stored["since"] is not None
         assert stored["until"] is not None
 
@@ -217,12 +215,12 @@ def test_a_mind_sleeps_whose_message_ended_meanwhile(tmp_path):
 def test_a_message_wakes_a_mind_although_the_guard_was_killed(tmp_path):
     async def before(host):
         await host.fall_asleep()
-        mark = partial(deliveries.set_setting, name=woken_key("bob"), value=True)
-        await host.queue.write(mark)  # as with the message, before the mind is woken for it
+        # As with the message, before the mind is woken for it.
+        await host.queue.write(lambda db: write(db, WOKEN.to("bob", True)))
 
     async def after(host):
         assert not host.asleep()
-        assert await host.stored() == {woken_key("bob"): {"until": None}}
+        assert await host.stored() == {WOKEN.key("bob"): {"until": None}}
 
     restarted(tmp_path, before, after)
 

@@ -12,7 +12,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, State
 from hostguard.delivery import message as intake
 from hostguard.gate import control
-from hostguard.gate.policy import sleep_key, woken_key
+from hostguard.store.settings import SLEEP, WOKEN
 
 
 def test_what_waited_follows_in_order_once_the_mind_is_awake(tmp_path):
@@ -56,9 +56,9 @@ def test_what_a_message_does_to_a_sleeping_mind(tmp_path, fields, asleep, state)
         assert (await control.delivery(host.manager, row.id)).state is state
         assert await host.rows(Kind.WAKE) == [], "the message itself tells it"
         assert await host.stored() == (
-            {sleep_key("bob"): host.manager.policy.setting(sleep_key("bob"))}
+            {SLEEP.key("bob"): host.manager.settings.get(SLEEP, "bob")}
             if asleep
-            else {woken_key("bob"): {"until": None}}
+            else {WOKEN.key("bob"): {"until": None}}
         )
 
     on_host(tmp_path, work)
@@ -79,8 +79,8 @@ def test_a_mind_that_a_message_woke_sleeps_again_when_it_is_idle(tmp_path):
         assert (await host.end()).kind is Kind.MESSAGE
         await host.until(host.asleep)
         assert time.monotonic() - ended > 0.9
-        assert (await host.stored())[sleep_key("bob")]["until"] == until
-        assert woken_key("bob") not in await host.stored()
+        assert (await host.stored())[SLEEP.key("bob")]["until"] == until
+        assert WOKEN.key("bob") not in await host.stored()
         assert len(await host.rows(Kind.LIFECYCLE)) == 1, "without a word"
 
     on_host(tmp_path, work)
@@ -119,7 +119,7 @@ def test_a_woken_mind_is_put_to_sleep(tmp_path):
         await host.end()
         await host.fall_asleep()
         [(name, state)] = (await host.stored()).items()
-        assert (name, state["until"]) == (sleep_key("bob"), None)
+        assert (name, state["until"]) == (SLEEP.key("bob"), None)
 
     on_host(tmp_path, work)
 
@@ -158,8 +158,8 @@ def test_a_message_comes_while_the_mind_wakes(tmp_path, by, steps):
         await waking
         await host.idle()
         woken = None if by == "request" else {"until": until}
-        assert host.manager.policy.setting(woken_key("bob")) == woken
-        assert await host.stored() == ({woken_key("bob"): woken} if woken else {})
+        assert host.manager.settings.get(WOKEN, "bob") == woken
+        assert await host.stored() == ({WOKEN.key("bob"): woken} if woken else {})
         assert not host.manager.policy.sleepy("bob")
 
     on_host(tmp_path, work)

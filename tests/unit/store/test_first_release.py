@@ -21,6 +21,7 @@ from hostguard.core.model import Kind, State
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.connection import SCHEMA
+from hostguard.store.settings import SCHEDULE, SettingsStore
 
 FOLDER = Path(__file__).with_name("first_release")
 STATES = {
@@ -60,14 +61,17 @@ def test_the_database_opens_with_every_row_and_setting(tmp_path: Path) -> None:
             "exited",
         )
 
-        policy = Policy(loaded(), await queue.read(deliveries.settings), "another boot")
+        settings = SettingsStore(queue)
+        await settings.load()
+        policy = Policy(settings, "another boot")
+        policy.config = loaded()
         assert policy.paused()
         assert policy.paused("dora")
         assert policy.limit("mind_concurrent_turns", "dora") == (3, "kept")
         assert policy.limit("global_concurrent_turns") == (2, "config")  # --runtime ended with that boot
         assert policy.asleep("alice")
-        assert [*policy.named("schedule.")] == ["kept", "later"]
-        assert len(policy.setting("token.mind.alice")) == 64
+        assert [*settings.all(SCHEDULE)] == ["kept", "later"]
+        assert len(policy.token("alice") or "") == 64
 
     on_queue(tmp_path, work)
 

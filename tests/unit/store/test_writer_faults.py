@@ -12,6 +12,7 @@ from until import until
 
 from hostguard.store import deliveries
 from hostguard.store.connection import BUSY_MS, ROOM
+from hostguard.store.settings import stored
 from hostguard.store.writer import RETRY_S, Locked, Unavailable
 
 
@@ -200,7 +201,7 @@ def test_trouble_lasts_while_only_small_writes_fit(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         await put(queue, message("small"))
         await until(lambda: told[1:] == [None])
-        assert await queue.read(deliveries.settings) == {}, "what was written to see if there is room"
+        assert await queue.read(stored) == {}, "what was written to see if there is room"
 
     on_queue(tmp_path, work)
 

@@ -1,0 +1,57 @@
+"""Reads and writes for a caller who waits: answered within ANSWER_S, or refused with a Problem."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hostguard.core.errors import unavailable
+from hostguard.store.connection import Connection
+from hostguard.store.writer import Queue, Unavailable
+
+T = TypeVar("T")
+
+ANSWER_S = 20.0  # a caller waits this long for the card, then gets 503
+
+
+async def write(queue: Queue, op: Callable[[Connection], T], then: Callable[[T], None]) -> None:
+    """Write durably, and call `then` with the result once it is stored.
+
+    Raises Problem. If the device hangs in the commit itself, the Problem says so, and `then` is still called
+    if the write succeeds after all.
+    """
+    pending = queue.submit(op)
+    try:
+        result = await asyncio.wait_for(asyncio.shield(pending.future), ANSWER_S)
+    except TimeoutError:
+        if queue.withdraw(pending):
+            raise unavailable("the device does not take writes; nothing was done") from None
+
+        def late(future: asyncio.Future[T]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                then(future.result())
+
+        pending.future.add_done_callback(late)
+        raise unavailable("the device does not take writes; it is done once the device goes on") from None
+    except Unavailable as error:
+        raise unavailable(f"the queue does not take writes: {error}") from error
+    then(result)
+
+
+async def read(queue: Queue, op: Callable[[Connection], T]) -> T:
+    """Read the database. Raises Problem."""
+    try:
+        return await asyncio.wait_for(queue.read(op), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; hostguard status does") from None
+    except Unavailable as error:
+        raise unavailable(f"the queue cannot be read: {error}") from error
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call in a thread what may wait for a disk. Raises Problem."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(function, *args), ANSWER_S)
+    except TimeoutError:
+        raise unavailable("the device does not answer; nothing was done") from None
