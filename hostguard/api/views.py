@@ -8,7 +8,7 @@ from typing import Any
 
 from hostguard import __version__
 from hostguard.api.views_pressure import pressed
-from hostguard.core import retry
+from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, Mind, MindView, Reason, Row, State
 from hostguard.core.outcome import Usage
@@ -28,7 +28,7 @@ NOTHING = Usage(None, None, None, None)
 def delivery(manager: Dispatcher, row: Delivery, payload: bytes | None = None) -> Json:
     """One row; `hold` says why it waits, `state` is in_turn once its scope is up."""
     state: str = row.state
-    live = manager.runner.live.by_id(row.turn or retry.turn_id(row.id, row.attempts))
+    live = manager.runner.live.by_id(row.turn or outcome.turn_id(row.id, row.attempts))
     if live is not None and not row.state.final:
         state = "delivering" if live.phase is Phase.STARTING else "in_turn"
     view: Json = {

@@ -22,9 +22,9 @@ from typing import Any
 from hostguard.cli import client
 from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning
 from hostguard.core import paths
+from hostguard.core.admission import decide
 from hostguard.core.model import Config, Fold, Hold, HostView, LiveTurn, Mind, MindView, Row, Start
 from hostguard.core.units import SLICE, parse_turn_unit, scope_properties, slice_mind, turn_unit
-from hostguard.gate.rule import decide
 from hostguard.systemd.dbus_blocking import Bus
 from hostguard.telemetry.headlines import hold_text
 

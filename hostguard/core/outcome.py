@@ -1,4 +1,4 @@
-"""How a turn ended, and what is stored of it. Pure."""
+"""How a turn ended, what is stored of it, and when it is tried again. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 from hostguard.core.model import Kind, Waited
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
+
+ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
+BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +139,20 @@ def result(
         "read_bytes": account.get("read_bytes", scope and scope.read_bytes),
         "write_bytes": account.get("write_bytes", scope and scope.write_bytes),
     }
+
+
+def turn_id(row: int, attempts: int) -> str:
+    """The id of the row's next turn: each attempt has a unit name of its own."""
+    return f"{row}.{attempts}" if attempts else str(row)
+
+
+def row_of(turn: str) -> int | None:
+    """The row of a turn id, None for a turn without one (`hostguard run` without the daemon)."""
+    head = turn.partition(".")[0]
+    return int(head) if head.isdecimal() else None
+
+
+def backoff(attempts: int) -> int:
+    """ms to wait after the attempts-th failure."""
+    first, longest = BACKOFF_MS
+    return min(first << (attempts - 1), longest)

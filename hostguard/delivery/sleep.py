@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from hostguard.api import views
-from hostguard.core import retry
+from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
@@ -149,7 +149,7 @@ class Sleeper:
         if not woken or manager.policy.sleepy(mind):
             return
         # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
-        soon = self._clock() + retry.BACKOFF_MS[1]
+        soon = self._clock() + outcome.BACKOFF_MS[1]
         batched, _ = manager.kept(mind)
         busy = manager.runner.live.of(mind) or manager.backlog.due_by(mind, soon)
         if busy or batched or self._acceptor.pending(mind):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from hostguard.core import outcome, retry
+from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import (
@@ -187,7 +187,7 @@ class Dispatcher:
 
     def hasten(self, now: int) -> None:
         """A pause after a failure that is longer than the longest was set before the clock was set back."""
-        self.backlog.hasten(self.ledger.tried, now + retry.BACKOFF_MS[1], now)
+        self.backlog.hasten(self.ledger.tried, now + outcome.BACKOFF_MS[1], now)
 
     def _note_hold(self, row: Row, now: int) -> None:
         if self.backlog.has(row.id, row.mind, row.session):
@@ -223,7 +223,7 @@ class Dispatcher:
         """What a row's end brings about: a script's message, or the one notice of a dead letter."""
         if row.kind is Kind.SCRIPT and not ending.failed and not ending.back:
             return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
-        if ending.failed and row.attempts + 1 >= retry.ATTEMPTS_MAX:
+        if ending.failed and row.attempts + 1 >= outcome.ATTEMPTS_MAX:
             return dead_letter(row, ending, self.policy.config, now_ms())
         return None
 

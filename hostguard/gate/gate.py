@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hostguard.core.admission import decide
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Hold, HostView, Kind, MindView, Reason, Row, Verdict
 from hostguard.gate.policy import Policy
-from hostguard.gate.rule import decide
 from hostguard.gate.run_clients import RunClients
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live

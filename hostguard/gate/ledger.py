@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from hostguard.core import outcome as outcome_
-from hostguard.core import retry
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, Kind, Reason, Row, State, Waited
 from hostguard.gate.run_clients import RunClients
@@ -127,9 +126,9 @@ class Ledger:
         if row.kind is Kind.RUN:
             again = ending.back and self._callers.waits(row.id)
         else:
-            again = ending.back or (ending.failed and attempts < retry.ATTEMPTS_MAX)
+            again = ending.back or (ending.failed and attempts < outcome_.ATTEMPTS_MAX)
         if again:
-            pause = retry.backoff(attempts) if ending.failed else ending.pause_ms
+            pause = outcome_.backoff(attempts) if ending.failed else ending.pause_ms
             not_before = now + pause if pause else row.not_before
             write = self.write(
                 lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
@@ -181,7 +180,7 @@ class Ledger:
     def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
         """End a row that was taken out of the line: cancelled or expired."""
         id_ = row.id
-        turn_id = retry.turn_id(id_, self._attempts.pop(id_, 0))
+        turn_id = outcome_.turn_id(id_, self._attempts.pop(id_, 0))
         self._holds.pop(id_, None)
         self._expires.pop(id_, None)
         self.tell_closed(row, state, text)

@@ -17,7 +17,7 @@ import logging
 import time
 from contextlib import suppress
 
-from hostguard.core import outcome, paths, retry
+from hostguard.core import outcome, paths
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Kind, LiveTurn, State, Waited
 from hostguard.core.units import turn_unit
@@ -41,15 +41,15 @@ async def recover(manager: Dispatcher) -> None:
     folded: list[Delivery] = []  # posted into another row's turn
     for row in special:
         if row.state is State.DELIVERING:
-            turn_id = row.turn or retry.turn_id(row.id, row.attempts)
-            if retry.row_of(turn_id) != row.id:
+            turn_id = row.turn or outcome.turn_id(row.id, row.attempts)
+            if outcome.row_of(turn_id) != row.id:
                 folded.append(row)
                 continue
             known[turn_id] = row
             if row.turn is None:  # set by hand
                 manager.ledger.write(_mark(row, turn_id), durable=False)
     found = {turn.live.id for turn in live if turn.live.id} | set(_records())
-    manager.ledger.floor = max((retry.row_of(turn_id) or 0 for turn_id in found), default=0)
+    manager.ledger.floor = max((outcome.row_of(turn_id) or 0 for turn_id in found), default=0)
     for turn_id in found - known.keys():
         unmarked = await _unmarked(manager, turn_id)
         if unmarked is not None:
@@ -99,11 +99,11 @@ def _records() -> list[str]:
 
 async def _unmarked(manager: Dispatcher, turn_id: str) -> Delivery | None:
     """The queued row whose turn this is, if it may have run."""
-    id_ = retry.row_of(turn_id)
+    id_ = outcome.row_of(turn_id)
     if id_ is None:
         return None
     row = await manager.queue.read(lambda db: deliveries.get(db, id_))
-    if row is None or row.state is not State.QUEUED or retry.turn_id(row.id, row.attempts) != turn_id:
+    if row is None or row.state is not State.QUEUED or outcome.turn_id(row.id, row.attempts) != turn_id:
         return None
     record = exit_record.read_record(turn_id)
     ran = record is not None and (record.released or record.not_started is not None)

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from hostguard.core import outcome, payload, retry
+from hostguard.core import outcome, payload
 from hostguard.core.model import Delivery, Kind, LiveTurn, Mind, Row, State
 from hostguard.core.names import own_session
 from hostguard.core.signals import SessionChanged
@@ -34,7 +34,7 @@ class Starter:
         """Take a slot for the row, and start it. False if a unit of its name is live already."""
         manager = self._manager
         live = manager.runner.live
-        turn_id = retry.turn_id(row.id, manager.ledger.attempts(row.id))
+        turn_id = outcome.turn_id(row.id, manager.ledger.attempts(row.id))
         unit = turn_unit(row.mind, turn_id)
         if unit in live.turns:
             log.warning("%s is live already, and not by us: row %d waits for it", unit, row.id)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from hostguard.core.retry import row_of
+from hostguard.core.outcome import row_of
 
 # Upper bounds in seconds. A scope comes up in some 3 ms at best (facts.md), a turn lasts minutes or hours.
 HANDOFF_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from hostguard.core.retry import backoff
+from hostguard.core.outcome import backoff
 
 
 @dataclass(frozen=True, slots=True)

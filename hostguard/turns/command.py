@@ -6,7 +6,7 @@ import json
 
 from hostguard.core import payload
 from hostguard.core.model import Delivery, Kind, Mind, Waited, Work
-from hostguard.core.retry import turn_id
+from hostguard.core.outcome import turn_id
 from hostguard.turns.exit_record import OUTPUT_MAX
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

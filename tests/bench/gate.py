@@ -17,9 +17,9 @@ import time
 from collections import deque
 from pathlib import Path
 
+from hostguard.core.admission import decide
 from hostguard.core.model import HostView, LiveTurn, MindView, Row, Start
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.rule import decide
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
 from tests.bench import common

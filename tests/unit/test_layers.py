@@ -33,7 +33,6 @@ KNOWN = {
     "hostguard/api/report.py imports hostguard.daemon",
     "hostguard/api/schedules.py imports hostguard.daemon",
     "hostguard/api/web.py imports hostguard.daemon",
-    "hostguard/cli/daemonless.py imports hostguard.gate.rule",
     "hostguard/cli/doctor/checks/guard.py names /sys/fs/cgroup/",
     "hostguard/cli/doctor/checks/kernel.py names /io.conf",
     "hostguard/cli/doctor/checks/kernel.py names /sys/fs/cgroup",

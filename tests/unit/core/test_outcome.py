@@ -3,8 +3,7 @@
 import pytest
 
 from hostguard.core.model import NOT_HELD, Reason, Waited
-from hostguard.core.outcome import Record, Usage, ending, resident_ending, result
-from hostguard.core.retry import backoff, row_of, turn_id
+from hostguard.core.outcome import Record, Usage, backoff, ending, resident_ending, result, row_of, turn_id
 from hostguard.turns.exit_record import parse_record
 
 RAN = Record(released=True)

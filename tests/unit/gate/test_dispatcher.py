@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from onqueue import acceptor, to
 from played import CRASH, MINDS, OK, Played, managed
 
-from hostguard.core import retry
+from hostguard.core import outcome
 from hostguard.core.model import Hold, Reason, Row, State
 from hostguard.core.settings import Level
 from hostguard.gate import control
@@ -150,7 +150,7 @@ class Managed(RuleBasedStateMachine):
         return sorted(self.accepted.keys() - set(self.ended) - self.cancelled - live - self.dead())
 
     def dead(self):
-        return {id_ for id_, n in self.failures.items() if n >= retry.ATTEMPTS_MAX}
+        return {id_ for id_, n in self.failures.items() if n >= outcome.ATTEMPTS_MAX}
 
     @invariant()
     def caps_hold_and_nothing_startable_waits(self) -> None:

@@ -7,12 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hostguard.core.admission import decide
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Reason, Row, Start
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.rule import decide
 
 NOW = 1_000_000
 ROW = Row(7, "x", "main")
+RUN, LATER = Row(7, "x", "main", kind=Kind.RUN), Row(7, "x", "main", NOW + 1)
 OTHER = LiveTurn("u-other", "x", "other", "1")
 SAME = LiveTurn("u-same", "x", "main", "2")
 INPUT = LiveTurn("u-input", "x", "main", "3", takes_input=True)
@@ -20,6 +21,9 @@ INPUT = LiveTurn("u-input", "x", "main", "3", takes_input=True)
 TABLE = [
     ("nothing in the way", HostView(0), MindView("x", 1), ROW, Start()),
     ("fold asks nothing else", HostView(9, cap=0, paused=True), MindView("x", 0, True, True, (INPUT,)), ROW, Fold(INPUT)),
+    ("a run never folds", HostView(1), MindView("x", 2, live=(INPUT,)), RUN, Reason.SESSION_BUSY),
+    ("nor what is not due", HostView(1), MindView("x", 2, live=(INPUT,)), LATER, Reason.NOT_DUE),
+    ("nor what its mind takes not", HostView(1), MindView("x", 2, live=(INPUT,), down="x is down"), ROW, Reason.MIND_DOWN),
     ("host paused", HostView(0, paused=True), MindView("x", 1), ROW, Reason.PAUSED),
     ("mind paused", HostView(0), MindView("x", 1, paused=True), ROW, Reason.MIND_PAUSED),
     ("mind down", HostView(0), MindView("x", 1, down="x is down"), ROW, Reason.MIND_DOWN),

@@ -1,21 +1,31 @@
-"""The gate: may this row start a turn now? Pure; the one place where that is decided."""
+"""The gate's rule: may this row start a turn now? Pure.
+
+It is in core because `hostguard run` asks it, too, while no daemon runs.
+"""
 
 from __future__ import annotations
 
 from hostguard.core.model import Fold, Hold, HostView, MindView, Reason, Row, Start, Verdict
 
+# Reasons that hold every row that would start a turn, whatever its mind.
+OF_THE_HOST = frozenset(
+    (Reason.PAUSED, Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.GLOBAL_CAP, Reason.PRESSURE)
+)
+# Reasons that hold only the rows of the same session; all others hold the mind's rows.
+OF_THE_SESSION = frozenset((Reason.SESSION_BUSY, Reason.NOT_DUE))
+
 
 def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     """Start, fold or hold `row`. `now` is ms since the epoch.
 
-    Rule 1 stands before everything else, pause and caps too: a message for a live turn that takes input
-    starts no process. Of several reasons to hold, the one that a person can do least about by waiting
-    comes first.
+    A message that is due for a live turn that takes input folds into it, whatever is paused or full: it
+    starts no process. Of several reasons to hold, the one that waiting helps least comes first.
     """
     same_session = [turn for turn in mind.live if turn.session == row.session]
-    for turn in same_session:
-        if turn.takes_input:
-            return Fold(turn)
+    if row.kind.delivers and row.not_before <= now and mind.down is None:
+        for turn in same_session:
+            if turn.takes_input:
+                return Fold(turn)
     if host.paused:
         return Hold(Reason.PAUSED, "the guard is paused")
     if mind.paused:
