@@ -300,9 +300,9 @@ KEYS: dict[str, Key] = {
     **{f"pressure.{name}": key for name, key in PRESSURE.items()},
     "device.path": Key(_device, '"auto", "none", or an absolute path'),
     "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
-    "minds.*.url": Key(_url, 'the address of its server, as "http://127.0.0.1:4100"'),
+    "minds.*.url": Key(_url, 'the address of its server, such as "http://127.0.0.1:4100"'),
     "minds.*.unit": Key(
-        _unit, 'the name of the service that runs its server, as "hostguard-mind@alice.service"'
+        _unit, 'the name of the service that runs its server, such as "hostguard-mind@alice.service"'
     ),
     "minds.*.routes": Key(_absolute, "the absolute path of its routes.json"),
     "minds.*.token": Key(
@@ -319,8 +319,8 @@ KEYS: dict[str, Key] = {
     "minds.*.environment": Key(_environment, "a table of strings"),
     "minds.*.concurrent_turns": _COUNT,
     **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
-    "events.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4200"'),
-    "web.listen": Key(_listen, 'a loopback address and a port, as "127.0.0.1:4300"'),
+    "events.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4200"'),
+    "web.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4300"'),
     "web.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of a token\'s SHA-256', secret=True),
     **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
     "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),

@@ -197,7 +197,7 @@ def test_so_do_they_of_a_card_that_stops(pressed: PressedHost) -> None:
     ).stdout
     _, found, text = shown.partition("Subject: The disk is stalled")
     assert found, shown
-    (evidence,) = re.findall(r"What the guard sees of the disk: ([^.]+)", text)[:1]
+    (evidence,) = re.findall(r"Evidence: ([^.]+)", text)[:1]
     assert re.fullmatch(r"[0-9]+ requests? in flight, (none|not) completed for [0-9]+", evidence)
     assert "@HOSTGUARD" not in shown
 
