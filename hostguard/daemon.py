@@ -54,7 +54,8 @@ from hostguard.store.writer import Queue, QueueError
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier, watchdog_s
-from hostguard.telemetry.events import Event, Events
+from hostguard.telemetry.counters import Counters
+from hostguard.telemetry.events import Event, Events, JournalSink, RecentEvents
 from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
@@ -86,8 +87,10 @@ class Fatal(Exception):
 class Parts:
     """The guard's parts, put together: nothing runs yet. Tests have the same, some of them fakes."""
 
-    def __init__(self, queue: Queue, events: Events) -> None:
-        self.queue, self.events = queue, events
+    def __init__(self, queue: Queue, journal: Journal) -> None:
+        self.counters, self.recent = Counters(), RecentEvents()
+        self.queue, self.events = queue, Events(self.counters, self.recent, JournalSink(journal))
+        events = self.events
         self.redrive = Signal[Redrive]()
         self.pumped = Signal[Pumped]()
         self.session_changed = Signal[SessionChanged]()
@@ -138,9 +141,9 @@ class Daemon:
 
     def __init__(self, journal: Journal) -> None:
         self.notifier = Notifier()
-        self.events = Events(journal)
         self.queue = Queue(paths.DATABASE)
-        self.parts = parts = Parts(self.queue, self.events)
+        self.parts = parts = Parts(self.queue, journal)
+        self.events = parts.events
         self.policy, self.monitor, self.ledger = parts.policy, parts.monitor, parts.ledger
         self.scopes, self.residents = parts.scopes, parts.residents
         self.manager = parts.dispatcher

@@ -228,8 +228,8 @@ class Api:
         after = _number(last, 0) if last is not None or not follow else None
 
         async def stream() -> AsyncGenerator[bytes, None]:
-            with self.manager.events.reader() as queue:
-                for event in self.manager.events.kept(after) if after is not None else []:
+            with self.daemon.parts.recent.reader() as queue:
+                for event in self.daemon.parts.recent.kept(after) if after is not None else []:
                     yield _sse(event)
                 yield b": ready\n\n"
                 if not follow:

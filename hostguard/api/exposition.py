@@ -21,7 +21,7 @@ from hostguard.core.model import Reason
 from hostguard.core.settings import Level
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.linux.process import storage
-from hostguard.telemetry.counters import Histogram
+from hostguard.telemetry.counters import Counters, Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MINDS_MAX = 100  # minds with series of their own
@@ -30,19 +30,19 @@ Values = Mapping[Labels, float]
 OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is left of minds taken out
 
 
-def exposition(manager: Dispatcher) -> bytes:
+def exposition(manager: Dispatcher, counters: Counters) -> bytes:
     """All metrics in Prometheus' text format, of the version that CONTENT_TYPE names."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Guard(manager))
+    registry.register(_Guard(manager, counters))
     return generate_latest(registry)
 
 
 class _Guard(Collector):
     """Reads the guard's memory, and counters of the kernel, which are in memory too."""
 
-    def __init__(self, manager: Dispatcher) -> None:
+    def __init__(self, manager: Dispatcher, counters: Counters) -> None:
         self._manager = manager
-        self._counts = manager.events.counts
+        self._counts = counters
         self._configured = manager.policy.config.minds
         self._shown = frozenset(islice(self._configured, MINDS_MAX))
 

@@ -27,7 +27,7 @@ def routes(daemon: Daemon) -> list[Route]:
             module = await asyncio.wait_for(load, ANSWER_S)
         except TimeoutError:
             raise unavailable("the disk does not answer; hostguard status does") from None
-        body = module.exposition(daemon.manager)
+        body = module.exposition(daemon.manager, daemon.parts.counters)
         return Response(body, headers={"Content-Type": module.CONTENT_TYPE})
 
     return [Route("/metrics", metrics)]

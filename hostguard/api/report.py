@@ -24,7 +24,7 @@ from hostguard.gate import control
 from hostguard.store import requests
 from hostguard.store.connection import Connection
 from hostguard.store.writer import Unavailable
-from hostguard.telemetry import summary, timeline_store
+from hostguard.telemetry import summary, timeline_rows
 from hostguard.telemetry.timeline import Incident, Point
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Stored:
     """What the database has of a span, and when it was read, by time.monotonic()."""
 
     at: float
-    ended: list[timeline_store.Ended]
+    ended: list[timeline_rows.Ended]
     points: list[Point]
     incidents: list[Incident]
 
@@ -101,9 +101,9 @@ class Reporter:
 
 
 def _look(db: Connection, begin: int) -> _Stored:
-    ended = timeline_store.ended(db, begin)
+    ended = timeline_rows.ended(db, begin)
     return _Stored(
-        time.monotonic(), ended, timeline_store.points(db, begin), timeline_store.incidents(db, begin)
+        time.monotonic(), ended, timeline_rows.points(db, begin), timeline_rows.incidents(db, begin)
     )
 
 

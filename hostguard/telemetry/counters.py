@@ -1,6 +1,6 @@
-"""What is counted for Prometheus, from the events: a few additions for each, whoever asks. Pure.
+"""What is counted for Prometheus, from the events: a few additions for each. Pure.
 
-All counts begin at 0 when the guard starts, which Prometheus takes for a reset of its counters.
+All counts begin at 0 when the guard starts; Prometheus takes that for a reset of its counters.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ class Counters:
         self.levels: Counter[str] = Counter()  # changes of pressure to a level
         self._level = "calm"
 
-    def note(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Count an event of this type, as events.Event has it, with these fields."""
-        match event:
+    def take(self, event: Mapping[str, Any]) -> None:
+        """As events.Sink."""
+        match event["type"]:
             case "held":
-                self.holds[fields["reason"]] += 1
+                self.holds[event["reason"]] += 1
             case "hold_ended":
-                self.held_s[fields["reason"]].observe(fields["waited_ms"] / 1000)
+                self.held_s[event["reason"]].observe(event["waited_ms"] / 1000)
             case "started":
-                self.started[fields["mind"]] += 1
-                self.handoff_s.observe(fields["handoff_ms"] / 1000)
-            case "ended" | "failed" if row_of(fields["turn"]) == fields["delivery"]:  # others were folded in
-                mind, outcome = fields["mind"], fields["outcome"]
+                self.started[event["mind"]] += 1
+                self.handoff_s.observe(event["handoff_ms"] / 1000)
+            case "ended" | "failed" if row_of(event["turn"]) == event["delivery"]:  # others were folded in
+                mind, outcome = event["mind"], event["outcome"]
                 if outcome in NEVER_RAN:
                     self.not_started[mind] += 1
                 else:
                     self.ended[mind, outcome] += 1
             case "dead":
-                self.dead[fields["mind"]] += 1
-            case "pressure" if fields["level"] != self._level:
-                self._level = fields["level"]
+                self.dead[event["mind"]] += 1
+            case "pressure" if event["level"] != self._level:
+                self._level = event["level"]
                 self.levels[self._level] += 1

@@ -1,4 +1,4 @@
-"""What the guard tells the world: journal entries, and the stream that the API serves."""
+"""Events: what happens, reported to the journal, the counters and the readers of the API."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from hostguard.core.clock import now_ms
 from hostguard.systemd.journal import Journal
-from hostguard.telemetry.counters import Counters
 
+Json = dict[str, Any]
 KEPT = 1000  # events in memory, for a client that comes back
 BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, not our memory
 
@@ -66,46 +66,78 @@ MESSAGE_IDS = {
     Event.FROZEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70422",
     Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
 }
+_COMMON = ("id", "at", "type", "text")  # to all events
 # Of syslog: error, warning, notice; all others info.
 _PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
 
 
-class Events:
-    """One emitter, any number of readers."""
+class Sink(Protocol):
+    """Takes every event."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.counts = Counters()
-        self._journal = journal
-        # Above all ids of an earlier run, so that a client's Last-Event-ID stays true.
+    def take(self, event: Json) -> None:
+        """`event` has id, at (ms since the epoch), type and text, and the fields of its type. Never waits."""
+
+
+class Events:
+    """Passes each event to all sinks, in their order."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+        # Above all ids of an earlier run, so that a client's Last-Event-ID stays valid.
         self._last = now_ms()
-        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._readers: set[asyncio.Queue[dict[str, Any]]] = set()
 
     def emit(self, type_: Event, text: str, **fields: Any) -> None:
-        """Tell all readers and the journal. `fields` with a value become HOSTGUARD_<NAME>."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        self.counts.note(type_, given)
+        """Report an event; fields that are None are left out."""
         self._last += 1
-        event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text, **given}
+        event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text}
+        event |= {name: value for name, value in fields.items() if value is not None}
+        for sink in self.sinks:
+            sink.take(event)
+
+
+class RecentEvents:
+    """Keeps the latest events in memory, and passes new ones to any number of readers."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Json] = deque(maxlen=KEPT)
+        self._readers: set[asyncio.Queue[Json]] = set()
+
+    def take(self, event: Json) -> None:
+        """As Sink."""
         self._kept.append(event)
         for reader in self._readers:
             if reader.qsize() < BEHIND_MAX:
                 reader.put_nowait(event)
-        if type_ in MESSAGE_IDS:
-            journal = {f"HOSTGUARD_{name.upper()}": str(value) for name, value in given.items()}
-            journal["MESSAGE_ID"] = MESSAGE_IDS[type_]
-            self._journal.send(text, _PRIORITY.get(type_, 6), journal)
 
-    def kept(self, after: int) -> list[dict[str, Any]]:
+    def kept(self, after: int) -> list[Json]:
         """Events in memory with an id above `after`."""
         return [event for event in self._kept if event["id"] > after]
 
     @contextmanager
-    def reader(self) -> Iterator[asyncio.Queue[dict[str, Any]]]:
+    def reader(self) -> Iterator[asyncio.Queue[Json]]:
         """A queue that receives every event from now on; full (BEHIND_MAX) = some were lost."""
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        queue: asyncio.Queue[Json] = asyncio.Queue()
         self._readers.add(queue)
         try:
             yield queue
         finally:
             self._readers.discard(queue)
+
+
+class JournalSink:
+    """Writes events that have a MESSAGE_ID to the journal, each field as HOSTGUARD_<NAME>."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def take(self, event: Json) -> None:
+        """As Sink."""
+        type_ = Event(event["type"])
+        if type_ in MESSAGE_IDS:
+            fields = {
+                f"HOSTGUARD_{name.upper()}": str(value)
+                for name, value in event.items()
+                if name not in _COMMON
+            }
+            fields["MESSAGE_ID"] = MESSAGE_IDS[type_]
+            self._journal.send(event["text"], _PRIORITY.get(type_, 6), fields)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hostguard.telemetry.timeline import LEVELS, Incident, Point, steps
-from hostguard.telemetry.timeline_store import Ended
+from hostguard.telemetry.timeline_rows import Ended
 
 Json = dict[str, Any]
 

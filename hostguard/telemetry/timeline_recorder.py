@@ -15,7 +15,7 @@ from typing import Any
 from hostguard.core.clock import now_ms
 from hostguard.core.settings import Level
 from hostguard.store.writer import Queue
-from hostguard.telemetry import timeline_store
+from hostguard.telemetry import timeline_rows
 from hostguard.telemetry.timeline import LEVELS, Incident, Seen, Timeline, Trouble, coarse
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TimelineRecorder:
         if not points and not incidents:
             return None
         write = self._queue.submit(
-            lambda db: timeline_store.store(db, points, incidents, now), durable=False
+            lambda db: timeline_rows.store(db, points, incidents, now), durable=False
         ).future
         write.add_done_callback(lambda done: self._done(done, now))
         return write

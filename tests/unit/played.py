@@ -9,7 +9,6 @@ from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.systemd.journal import Journal
-from hostguard.telemetry.events import Events
 from hostguard.turns.live import Phase, TurnEnded
 
 MINDS = ("a", "b", "c")
@@ -54,7 +53,7 @@ class Played:
 
 def parts(queue, config=CONFIG, settings=None, journal=None) -> Parts:
     """The guard's parts on an open queue. systemd counts as connected, though it is not."""
-    found = Parts(queue, Events(journal or Silent()))
+    found = Parts(queue, journal or Silent())
     found.policy.config = config
     found.settings.use(*(settings or {}).items())
     found.scopes.connected = True
@@ -64,6 +63,11 @@ def parts(queue, config=CONFIG, settings=None, journal=None) -> Parts:
 def managed(queue, config=CONFIG, settings=None, journal=None) -> Dispatcher:
     """A dispatcher that could start turns, but for systemd."""
     return parts(queue, config, settings, journal).dispatcher
+
+
+def sink(manager, kind):
+    """The sink of this kind that the dispatcher's events go to."""
+    return next(one for one in manager.events.sinks if isinstance(one, kind))
 
 
 def playing(queue, config=CONFIG, settings=None) -> Dispatcher:

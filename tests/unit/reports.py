@@ -7,7 +7,7 @@ from typing import Any
 from statuses import NOW, status
 
 from hostguard.telemetry.summary import make
-from hostguard.telemetry.timeline_store import Ended
+from hostguard.telemetry.timeline_rows import Ended
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 LONG = 2 * HOUR  # in steps of a minute

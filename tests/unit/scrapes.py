@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from onqueue import acceptor, message
+from played import sink
 from prometheus_client.parser import text_string_to_metric_families
 
 from hostguard.api.exposition import exposition
 from hostguard.core.model import Config, Mind
 from hostguard.linux.disk import Device
 from hostguard.pressure.sample import Disk
+from hostguard.telemetry.counters import Counters
 from tests.conftest import in_guest
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +31,14 @@ on_host = pytest.mark.skipif(
 )
 
 
+def exposed(manager):
+    """The page that Prometheus reads."""
+    return exposition(manager, sink(manager, Counters)).decode()
+
+
 def scrape(manager):
     """{(name, label value, ...): value} of every sample."""
-    families = text_string_to_metric_families(exposition(manager).decode())
+    families = text_string_to_metric_families(exposed(manager))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in families

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from played import OK, playing
+from played import OK, playing, sink
 from until import until
 
 from hostguard.core import outcome
@@ -17,6 +17,7 @@ from hostguard.delivery.sleep import Sleeper
 from hostguard.store import deliveries
 from hostguard.store.settings import stored
 from hostguard.store.writer import Queue
+from hostguard.telemetry.events import RecentEvents
 
 HOUR = 3_600_000
 MINDS = {
@@ -112,7 +113,7 @@ class Host:
         return (await self.queue.read(partial(deliveries.with_payload, id_=row.id)))[1].decode()
 
     def told(self, type_):
-        return [event["text"] for event in self.manager.events.kept(0) if event["type"] == type_]
+        return [event["text"] for event in sink(self.manager, RecentEvents).kept(0) if event["type"] == type_]
 
 
 def on_host(path, work, config=CONFIG):

@@ -45,7 +45,6 @@ KNOWN = {
     "hostguard/pressure/sampler.py names io.pressure",
     "hostguard/systemd/fork_server.py names /cpu.stat",
     "hostguard/systemd/fork_server.py names /memory.peak",
-    "hostguard/telemetry/timeline_store.py imports sqlite3",
     "hostguard/turns/adoption.py names cgroup.freeze",
     "hostguard/turns/adoption.py names cgroup.procs",
     "hostguard/turns/adoption.py names cpu.stat",

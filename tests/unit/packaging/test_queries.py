@@ -9,9 +9,7 @@ from pathlib import Path
 
 from played import OK, on_manager
 from queries import ALERTS, DASHBOARD, names, panels, queries
-from scrapes import CONFIG, end, on_host, promtool, send, with_disk
-
-from hostguard.api.exposition import exposition
+from scrapes import CONFIG, end, exposed, on_host, promtool, send, with_disk
 
 ALERTS_TEST = Path(__file__).with_name("alerts_test.yml")
 
@@ -25,7 +23,7 @@ def shown(tmp_path):
         await send(manager, "ada")
         await send(manager, "ada")
         await end(manager, OK)
-        found.append(exposition(manager).decode())
+        found.append(exposed(manager))
 
     on_manager(tmp_path, work, CONFIG)
     samples = [line for line in found[0].splitlines() if not line.startswith("#")]

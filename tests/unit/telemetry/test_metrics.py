@@ -11,9 +11,9 @@ import sys
 
 import pytest
 from played import CRASH, OK, on_manager
-from scrapes import CONFIG, MINDS, ROOT, end, on_host, promtool, scrape, send, with_disk
+from scrapes import CONFIG, MINDS, ROOT, end, exposed, on_host, promtool, scrape, send, with_disk
 
-from hostguard.api.exposition import MINDS_MAX, OTHER, exposition
+from hostguard.api.exposition import MINDS_MAX, OTHER
 from hostguard.core.model import Config, LiveTurn, Mind
 from hostguard.core.settings import Level
 from hostguard.linux import process
@@ -82,14 +82,14 @@ def test_attempts_that_fail_are_ends_and_the_tenth_is_a_dead_letter(tmp_path):
 def test_what_ends_is_a_turn(events, counted):
     counts = Counters()
     for event, fields in events:
-        counts.note(event, {"mind": "ada", "outcome": "exited", **fields})
+        counts.take({"type": event, "mind": "ada", "outcome": "exited", **fields})
     assert (sum(counts.ended.values()), counts.not_started["ada"]) == counted
 
 
 def test_a_change_of_the_cap_alone_is_no_change_of_the_level():
     counts = Counters()
     for level in ("stalled", "stalled", "strained", "calm", "calm", "stalled"):
-        counts.note(Event.PRESSURE, {"level": level})
+        counts.take({"type": Event.PRESSURE, "level": level})
     assert counts.levels == {"stalled": 2, "strained": 1, "calm": 1}
 
 
@@ -98,7 +98,7 @@ def test_a_change_of_the_cap_alone_is_no_change_of_the_level():
 )
 def test_a_wait_is_in_the_first_bucket_whose_bound_it_does_not_pass(waited_ms, bucket):
     counts = Counters()
-    counts.note(Event.HOLD_ENDED, {"reason": "paused", "waited_ms": waited_ms})
+    counts.take({"type": Event.HOLD_ENDED, "reason": "paused", "waited_ms": waited_ms})
     histogram = counts.held_s["paused"]
     assert histogram.counts == [int(at == bucket) for at in range(11)]
     assert histogram.sum == waited_ms / 1000
@@ -199,7 +199,7 @@ def test_promtool_finds_nothing_to_mend(tmp_path):
         await send(manager, "ada")
         await end(manager, OK)
         with_disk(manager)
-        await asyncio.to_thread(promtool, "check", "metrics", text=exposition(manager))
+        await asyncio.to_thread(promtool, "check", "metrics", text=exposed(manager).encode())
 
     on_manager(tmp_path, work, CONFIG)
 
@@ -207,7 +207,7 @@ def test_promtool_finds_nothing_to_mend(tmp_path):
 def test_the_manual_has_every_metric_and_no_other(tmp_path):
     async def work(manager):
         with_disk(manager)
-        there = re.findall(r"^# TYPE (\S+)", exposition(manager).decode(), re.MULTILINE)
+        there = re.findall(r"^# TYPE (\S+)", exposed(manager), re.MULTILINE)
         page = (ROOT / "packaging/man/hostguard-api.7.scd").read_text()
         assert sorted(re.findall(r"\*(hostguard_\w+)\*", page.replace("\\", ""))) == sorted(there)
 

@@ -17,7 +17,7 @@ from hostguard.core.clock import now_ms
 from hostguard.store.writer import Unavailable
 from hostguard.telemetry.summary import SERIES, STEPS_MAX, WIDTHS, begin_of, make, quantile, width_of
 from hostguard.telemetry.timeline import Timeline
-from hostguard.telemetry.timeline_store import Ended
+from hostguard.telemetry.timeline_rows import Ended
 
 
 @pytest.mark.parametrize("span", [MINUTE, HOUR, HOUR + 1, DAY, 7 * DAY, 35 * DAY])

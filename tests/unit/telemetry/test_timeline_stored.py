@@ -15,7 +15,7 @@ from test_timeline import T0, TEN
 
 from hostguard.core.settings import Level
 from hostguard.store.connection import open_database
-from hostguard.telemetry import timeline_recorder, timeline_store
+from hostguard.telemetry import timeline_recorder, timeline_rows
 from hostguard.telemetry.timeline import Incident, Point, Seen, Trouble
 
 
@@ -44,8 +44,8 @@ def on_recorder(path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
 async def stored(host: Host) -> tuple[list[Point], list[Incident]]:
     await host.queue.write(lambda db: None)  # after what was handed in before
     return (
-        await host.queue.read(lambda db: timeline_store.points(db, 0)),
-        await host.queue.read(lambda db: timeline_store.incidents(db, 0)),
+        await host.queue.read(lambda db: timeline_rows.points(db, 0)),
+        await host.queue.read(lambda db: timeline_rows.incidents(db, 0)),
     )
 
 
@@ -136,7 +136,7 @@ def test_what_a_day_writes(tmp_path, level, incidents, least, most):
                 points = [Point(at + i * TEN, Seen(level, 1, 30, 5000, 16_500)) for i in range(13)]
                 troubles = [Incident(at + i, at + i + 999, 2, text, 1, 4, 9, 10**6) for i in range(incidents)]
                 db.execute("BEGIN IMMEDIATE")
-                timeline_store.store(db, points, troubles, at)
+                timeline_rows.store(db, points, troubles, at)
                 db.execute("COMMIT")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return written() - before
@@ -146,12 +146,11 @@ def test_what_a_day_writes(tmp_path, level, incidents, least, most):
         assert least < min(days)
         assert max(days) < most
         count = lambda table: db.execute(f"SELECT count(*), min(at) FROM {table}").fetchone()  # noqa: E731
-        assert count("points")[0] <= timeline_store.POINTS_MAX
+        assert count("points")[0] <= timeline_rows.POINTS_MAX
         assert (
-            count("points")[1]
-            >= T0 + 60 * 86_400_000 - timeline_store.POINTS_AGE - timeline_recorder.STORE_MS
+            count("points")[1] >= T0 + 60 * 86_400_000 - timeline_rows.POINTS_AGE - timeline_recorder.STORE_MS
         )
-        assert count("incidents")[0] <= timeline_store.INCIDENTS_MAX
+        assert count("incidents")[0] <= timeline_rows.INCIDENTS_MAX
 
 
 def test_what_is_stored_is_read_as_it_was(tmp_path):
@@ -159,11 +158,11 @@ def test_what_is_stored_is_read_as_it_was(tmp_path):
     over = Incident(T0, T0 + 5, 2, "e", None, None, 0, None)
     on = Incident(T0 + TEN, None, 1, "f", 1, 4, 2, 7)
     with closing(open_database(tmp_path / "queue.db")[0]) as db:
-        timeline_store.store(db, points, [over, on], T0)
-        assert timeline_store.points(db, 0) == points
-        assert timeline_store.points(db, T0 + TEN - 1) == points  # the one before tells how it was
-        assert timeline_store.points(db, T0 + TEN) == points[1:]
-        assert timeline_store.incidents(db, T0 + 6) == [on]
+        timeline_rows.store(db, points, [over, on], T0)
+        assert timeline_rows.points(db, 0) == points
+        assert timeline_rows.points(db, T0 + TEN - 1) == points  # the one before tells how it was
+        assert timeline_rows.points(db, T0 + TEN) == points[1:]
+        assert timeline_rows.incidents(db, T0 + 6) == [on]
         assert isinstance(db, sqlite3.Connection)
 
 
@@ -184,7 +183,7 @@ def test_the_rows_of_ended_turns_tell_which_began_one(tmp_path):
             ' \'{"held_ms": 4, "held_for": "mind_busy", "cpu_ms": null}\', ?3, ?4, ?5, ?6)',
             rows,
         )
-        found = timeline_store.ended(db, 3)
+        found = timeline_rows.ended(db, 3)
     assert [(row.starts, row.started_at, row.failed) for row in found] == [
         (True, 5, 0), (False, 6, 0), (True, 7, 3), (False, 7, 0),
     ]  # fmt: skip
