@@ -24,6 +24,7 @@ from hostguard.core import paths
 from hostguard.core.model import Config
 from hostguard.core.signals import (
     Pumped,
+    QueueDamaged,
     Redrive,
     SessionChanged,
     Signal,
@@ -127,6 +128,7 @@ class Parts:
             self.policy, self.live, self.scopes, queue, self.monitor, self.availability, self.run_clients
         )
         self.redrive.subscribe(self.dispatcher.redrive)
+        queue.trouble_changed.subscribe(lambda _: self.redrive.send(Redrive()))
         self.turn_ended.subscribe(self.dispatcher.turn_ended)
         self.unit_started.subscribe(self._try_mind)
 
@@ -155,6 +157,7 @@ class Daemon:
         self.sleeper = Sleeper(self.manager, self.acceptor)
         parts.session_changed.subscribe(self._on_session)
         parts.pumped.subscribe(self._changed)
+        self.queue.damaged.subscribe(self._damaged)
         self.readback = parts.readback
         self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
         self.reporter = report.Reporter(self)
@@ -180,7 +183,6 @@ class Daemon:
             config = await asyncio.to_thread(load)
         except ConfigError as error:
             raise Fatal(f"the configuration cannot be used:\n{error}", EXIT_NOTCONFIGURED) from error
-        self.queue.on_damage = self._damaged
         self._watch()
         try:
             listener = await open_queue(self.queue, self.notifier, self._stop)
@@ -190,7 +192,7 @@ class Daemon:
                 self._problems.append({"code": "queue_damaged", "text": self.queue.notice})
             await self.residents.use(config)
             self.policy.config = config
-            self.ledger.history_rows = config.history_rows
+            self.queue.keep_history(config.history_rows)
             await self._look_at_device(config)
             await self.scopes.open()
             self.monitor.start(self.device)
@@ -243,7 +245,7 @@ class Daemon:
             await self.residents.use(config)
             await self._lock_memory()
             self.policy.config = config
-            self.ledger.history_rows = config.history_rows
+            self.queue.keep_history(config.history_rows)
             await self._look_at_device(config)
             self.monitor.use(self.device)
             self._follow_units(config)
@@ -323,9 +325,9 @@ class Daemon:
             self.notifier.send("WATCHDOG=1")
             asyncio.get_running_loop().call_later(seconds, self._watch)
 
-    def _damaged(self, text: str) -> None:
+    def _damaged(self, damaged: QueueDamaged) -> None:
         """The next start checks the file and moves it aside; going on would spread the damage."""
-        self._failure = f"{text}; stopping, the next start moves the file aside"
+        self._failure = f"{damaged.text}; stopping, the next start moves the file aside"
         self._stop.set()
 
 

@@ -73,6 +73,20 @@ class MindWoken:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueDamaged:
+    """The queue's file is malformed; `text` says so to a person."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTrouble:
+    """The queue's file takes no writes, and why; or (None) takes them again."""
+
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Redrive:
     """Rows that wait may start now: of one mind, or (None) because something of the host changed."""
 

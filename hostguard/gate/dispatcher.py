@@ -77,7 +77,6 @@ class Dispatcher:
         self.policy = policy
         self.live = scopes.live
         self.runner = scopes
-        queue.on_trouble = self._around_changed
         self.callers = run_clients
         self.ledger = ledger
         self.session_changed = session_changed
@@ -276,10 +275,6 @@ class Dispatcher:
             self._offer(cause.mind)
         if self.ready:
             self.pump()
-
-    def _around_changed(self) -> None:
-        """Of the disk."""
-        self.redrive(Redrive())
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Hold on to a task until it is done, and log it if it fails."""

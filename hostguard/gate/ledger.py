@@ -25,8 +25,6 @@ from hostguard.telemetry.events import Event, Events
 from hostguard.turns import exit_record
 from hostguard.turns.live import Turn
 
-TRIM_EVERY = 100  # ended rows between two looks at the history
-
 
 class Ledger:
     """One for the manager; it mirrors the database."""
@@ -35,7 +33,6 @@ class Ledger:
         self.waiters = Waiters()
         self.loaded = 0  # rows up to this id were queued before the guard was started
         self.floor = 0  # ids up to this one belong to turns of a database that is gone
-        self.history_rows = 0
         self.written: Counter[str] = Counter()  # bytes, by mind, of turns that ended since the guard's start
         self._queue = queue
         self._events = events
@@ -44,7 +41,6 @@ class Ledger:
         self._attempts: dict[int, int] = {}  # of queued rows that failed before
         self._expiries: list[tuple[int, int, str, str]] = []  # may be stale
         self._expires: dict[int, int] = {}  # row -> when it expires
-        self._ended = 0
 
     def remember(self, row: Delivery) -> None:
         """Know of a queued row what its place in line does not tell."""
@@ -159,7 +155,6 @@ class Ledger:
             if state is State.DEAD:
                 text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
                 self._tell(Event.DEAD, row, turn_id, text, reason=ending.reason)
-            self._trim()
 
         def stored(_: object) -> None:
             # A row given back keeps its empty record: its next turn has the same id, and may be on its way.
@@ -201,12 +196,6 @@ class Ledger:
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
         told = f"{row.mind}: {row.id} {state}: {text}"
         self._events.emit(event, told, mind=row.mind, session=row.session, delivery=row.id)
-
-    def _trim(self) -> None:
-        self._ended += 1
-        if self._ended % TRIM_EVERY == 0:
-            keep = self.history_rows
-            self.write(lambda db: deliveries.trim(db, keep), durable=False)
 
     @property
     def tried(self) -> Collection[int]:

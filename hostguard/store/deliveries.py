@@ -20,8 +20,6 @@ COLUMNS = (
     "id, mind, session, state, kind, key, sender, channel, created_at, not_before, expires_at, attempts,"
     " turn, started_at, ended_at, result, posted_at"
 )
-# A fan-out's rows stand behind the row that carries their payload: at most this many.
-FAN_OUT_MAX = 1000
 
 
 class KeyReused(Refused):
@@ -271,23 +269,3 @@ def drop(db: Connection, id_: int, now: int) -> None:
     if row is None or row.state is not State.DEAD:
         raise WrongState(row and row.state)
     db.execute("UPDATE deliveries SET state = 'cancelled', ended_at = ? WHERE id = ?", (now, id_))
-
-
-def trim(db: Connection, keep: int) -> int:
-    """Drop the oldest ended rows beyond `keep`, and payloads nobody refers to. Dead letters stay."""
-    ended = "state NOT IN ('queued', 'delivering', 'batching', 'gated', 'dead')"
-    over = db.execute(f"SELECT count(*) FROM deliveries WHERE {ended}").fetchone()[0] - keep  # noqa: S608
-    if over <= 0:
-        return 0
-    old = db.execute(
-        f"SELECT id, payload FROM deliveries WHERE {ended}"  # noqa: S608
-        " AND id < (SELECT max(id) FROM deliveries) ORDER BY id LIMIT ?",
-        (over,),
-    ).fetchall()
-    db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_, _ in old])
-    db.executemany(
-        "DELETE FROM payloads WHERE id = ?1 AND NOT EXISTS"
-        " (SELECT 1 FROM deliveries d WHERE d.id BETWEEN ?1 AND ?1 + ?2 AND d.payload = ?1)",
-        [(payload, FAN_OUT_MAX) for payload in {payload for _, payload in old}],
-    )
-    return len(old)

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from hostguard.core.signals import QueueDamaged, QueueTrouble, Signal
 from hostguard.store.connection import ROOM, connect, explained, is_damage, open_database, suspect_mark
+from hostguard.store.history import History
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -68,13 +70,14 @@ class Queue:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notice: str | None = None  # what a person must know about the file
-        self.on_damage: Callable[[str], None] = log.critical
+        self.damaged = Signal[QueueDamaged]()
+        self.trouble_changed = Signal[QueueTrouble]()
         # Why the file takes no writes, until it takes ROOM bytes: it is tried again every RETRY_S.
         self.trouble: str | None = None
-        self.on_trouble: Callable[[], None] = lambda: None  # told on the loop when `trouble` comes or goes
         self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
         self._lock = threading.Lock()  # guards Write.state
         self._synchronous = ""
+        self._history = History()
         self._reader_pool = ThreadPoolExecutor(1, "queue-reader")
         self._thread = threading.Thread(target=self._work, name="queue-writer", daemon=True)
 
@@ -87,6 +90,7 @@ class Queue:
         self._loop = asyncio.get_running_loop()
         self._db, self.notice = await self._loop.run_in_executor(self._reader_pool, _open, self.path)
         self._reader = await self._loop.run_in_executor(self._reader_pool, connect, self.path)
+        self._history.watch(self._db)
         self._thread.start()
 
     async def close(self) -> None:
@@ -95,6 +99,10 @@ class Queue:
         await self._loop.run_in_executor(self._reader_pool, self._thread.join)
         await self._loop.run_in_executor(self._reader_pool, self._reader.close)
         self._reader_pool.shutdown()
+
+    def keep_history(self, rows: int) -> None:
+        """Keep this many ended rows, the newest, now and from now on."""
+        self.submit(lambda db: self._history.keep(db, rows), durable=False, keep=True)
 
     def submit(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
@@ -164,6 +172,8 @@ class Queue:
 
     def _take(self, kept: list[Write[object]], stop: bool) -> tuple[list[Write[object]], bool]:
         batch = list(kept)
+        if self._history.due:
+            batch.append(Write(self._history.trim, self._loop.create_future(), durable=False, keep=True))
         while len(batch) < BATCH_MAX:
             try:
                 block = not batch and not stop
@@ -240,7 +250,7 @@ class Queue:
             log.warning("%s takes writes again", self.path)
         if (trouble is None) != (before is None):
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self.on_trouble)
+                self._loop.call_soon_threadsafe(self.trouble_changed.send, QueueTrouble(trouble))
 
     def _suspect(self, error: sqlite3.Error) -> None:
         """Report damage. Not on the event loop: it touches the disk.
@@ -251,7 +261,8 @@ class Queue:
         if self.trouble is None and is_damage(error):
             with suppress(OSError):  # a card that fails is read-only soon
                 suspect_mark(self.path).touch()
-            self._loop.call_soon_threadsafe(self.on_damage, f"{self.path} is damaged: {error}")
+            fact = QueueDamaged(f"{self.path} is damaged: {error}")
+            self._loop.call_soon_threadsafe(self.damaged.send, fact)
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str | None]:

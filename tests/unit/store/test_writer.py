@@ -14,6 +14,7 @@ from hostguard.core.model import Kind, State
 from hostguard.store import deliveries
 from hostguard.store.connection import SCHEMA, SchemaTooNew, migrate
 from hostguard.store.deliveries import Full, KeyReused, WrongState
+from hostguard.store.history import trim
 
 
 def commits(queue):
@@ -191,7 +192,7 @@ def test_history_is_trimmed_but_not_dead_letters_nor_shared_payloads(tmp_path):
         for mind in ("c", "d", "e"):
             await put(queue, message(mind))
         await queue.write(end)
-        assert await queue.write(lambda db: deliveries.trim(db, 1)) == 2
+        assert await queue.write(lambda db: trim(db, 1)) == 2
         left = await queue.read(lambda db: db.execute("SELECT id, payload FROM deliveries").fetchall())
         assert left == [(2, 1), (4, 4), (5, 5)]
         bodies = await queue.read(lambda db: db.execute("SELECT id FROM payloads ORDER BY id").fetchall())

@@ -62,7 +62,7 @@ def test_not_a_database_is_kept_aside(tmp_path):
 def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
     async def work(queue):
         told = []
-        queue.on_damage = told.append
+        queue.damaged.subscribe(lambda fact: told.append(fact.text))
 
         def read(db):
             raise _corrupt()
@@ -85,7 +85,7 @@ def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
 def test_damage_is_told_although_the_folder_takes_no_mark(tmp_path, how):
     async def work(queue):
         told = []
-        queue.on_damage = told.append
+        queue.damaged.subscribe(lambda fact: told.append(fact.text))
         (tmp_path / "queue.db.suspect").symlink_to(tmp_path / "none" / "there")
 
         def damaged(db):
@@ -105,7 +105,7 @@ def test_what_looks_like_damage_while_the_card_fails_is_not_taken_for_it(tmp_pat
 
     async def work(queue):
         told = []
-        queue.on_damage = told.append
+        queue.damaged.subscribe(lambda fact: told.append(fact.text))
 
         def damaged(db):
             raise _corrupt()
@@ -159,7 +159,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path):
 def test_trouble_lasts_until_the_file_takes_a_write_and_is_said_once(tmp_path, caplog):
     async def work(queue):
         told = []
-        queue.on_trouble = lambda: told.append(queue.trouble)
+        queue.trouble_changed.subscribe(lambda fact: told.append(fact.trouble))
         await put(queue, message())
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
@@ -187,7 +187,7 @@ def test_trouble_lasts_while_only_small_writes_fit(tmp_path):
 
     async def work(queue):
         told = []
-        queue.on_trouble = lambda: told.append(queue.trouble)
+        queue.trouble_changed.subscribe(lambda fact: told.append(fact.trouble))
         await put(queue, message())
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         left = (tmp_path / "queue.db-wal").stat().st_size + ROOM // 2
