@@ -1,4 +1,4 @@
-"""The journal's catalog, held against the events: every id of one is in the other."""
+"""The journal's catalog has an entry for each event, and no other."""
 
 from __future__ import annotations
 

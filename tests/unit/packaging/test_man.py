@@ -1,4 +1,4 @@
-"""The manual, held against the command line and the configuration's keys: every word of one is in the other."""
+"""The manual agrees with the command line and with the configuration's keys."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ LISTED = [
     for heading, body in blocks(SECTIONS[title])
     if (bold := re.match(r"\*([a-z][a-z -]*)\*", heading))
 ]
-TOLD = dict(LISTED)
+TEXTS = dict(LISTED)
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """All commands that do something, as "dead list"."""
+    """All commands that do something, such as "dead list"."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -74,7 +74,7 @@ def test_the_manual_has_every_verb_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_manual_has_every_option_and_argument_of_a_verb(name: str) -> None:
-    heading, body = TOLD[name]
+    heading, body = TEXTS[name]
     options = [param for param in COMMANDS[name].params if isinstance(param, click.Option)]
     arguments = [param for param in COMMANDS[name].params if isinstance(param, click.Argument)]
     has = {opt for option in options for opt in option.opts}
@@ -93,7 +93,7 @@ def test_the_manual_has_every_option_and_argument_of_a_verb(name: str) -> None:
 
 
 def _context(command: click.Command) -> tuple[click.Context, ...]:
-    """What make_metavar takes: newer click wants the context."""
+    """The arguments of make_metavar: newer versions of click require the context."""
     wanted = click.Argument.make_metavar.__code__.co_argcount - 1
     return (click.Context(command),) * wanted
 
@@ -145,7 +145,7 @@ KNOWN = documented()
 
 
 def place(key: str) -> str:
-    """Where the page tells of a key: a mind's limits are those of [turn]."""
+    """The entry of a key on the page: a mind's limits are described under [turn]."""
     table, _, name = key.rpartition(".")
     table = "turn" if table == "minds.*.turn" else table
     return f"{TITLES.get(table, f'[{table}]')} {name}"
@@ -158,15 +158,15 @@ def test_the_page_has_every_key_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_page_tells_what_a_key_may_hold(key: str) -> None:
+def test_the_page_has_the_allowed_values_of_a_key(key: str) -> None:
     assert f"Allowed: {KEYS[key].allowed}" in KNOWN[place(key)]
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_page_tells_the_default(key: str) -> None:
+def test_the_page_has_the_default(key: str) -> None:
     table, _, name = key.rpartition(".")
     text = KNOWN[place(key)]
-    told = re.search(rf'Default(?: of {name})?: (unset|\S*?"?)(?:[.,]|$)(?: |$)', text)
+    stated = re.search(rf'Default(?: of {name})?: (unset|\S*?"?)(?:[.,]|$)(?: |$)', text)
     if key == "device.path":
         default: Any = Config().device_path
     elif key == "events.listen":
@@ -177,13 +177,13 @@ def test_the_page_tells_the_default(key: str) -> None:
         return  # those of [turn]
     else:
         default = getattr(DEFAULTS.get(table), name, None)
-    if told is None:
+    if stated is None:
         assert default in (None, "", (), {}, "/"), f"{key}: {default!r}"
         return
-    if told[1] == "unset":
+    if stated[1] == "unset":
         assert default is None
         return
-    value = tomllib.loads(f"x = {told[1]}")["x"]
+    value = tomllib.loads(f"x = {stated[1]}")["x"]
     assert (None if value == UNLIMITED else KEYS[key].parse(value)) == default
     assert value == UNLIMITED or default is not None
 
@@ -193,8 +193,8 @@ def test_the_page_has_every_variable_of_a_turn() -> None:
     there = re.search(r"HOSTGUARD_MIND(.*)_HELD_MS", example, re.DOTALL)
     assert there is not None
     names = {"MIND", "HELD_MS", *re.findall(r"_([A-Z]+)", there[1])}
-    told = {*re.findall(r"\*HOSTGUARD_([A-Z_]+)\*", TOML["THE COMMAND OF A TURN"])}
-    assert told == names
+    listed = {*re.findall(r"\*HOSTGUARD_([A-Z_]+)\*", TOML["THE COMMAND OF A TURN"])}
+    assert listed == names
 
 
 # -- hostguardd(8)
@@ -208,8 +208,8 @@ def test_the_manual_has_every_unit() -> None:
 def test_the_manual_has_every_file_of_the_daemon() -> None:
     known = {file for file in vars(paths).values() if isinstance(file, Path)}
     own = {str(file).rstrip("/") for file in known if {paths.STATE, paths.RUNTIME} & {*file.parents}}
-    told = re.findall(r"\*(/(?:run|var)/[^*]+)\*", page("hostguardd.8")["FILES"])
-    assert {file.rstrip("/") for file in told} == own
+    stated = re.findall(r"\*(/(?:run|var)/[^*]+)\*", page("hostguardd.8")["FILES"])
+    assert {file.rstrip("/") for file in stated} == own
 
 
 # -- all pages

@@ -1,4 +1,4 @@
-"""The README's section for when something is wrong, and its picture: nothing in them leads nowhere."""
+"""The README's section for when something is wrong, and its picture: every command and file exists."""
 
 from __future__ import annotations
 
