@@ -223,3 +223,9 @@ def test_a_page_names_itself_and_only_pages_that_there_are(file: Path) -> None:
     ours = {f"{other.stem.rsplit('.', 1)[0]}({other.stem.rsplit('.', 1)[1]})" for other in MAN.glob("*.scd")}
     named = {f"{page}({number})" for page, number in re.findall(r"\*(hostguard[a-z.-]*)\*\((\d)\)", text)}
     assert named <= ours
+
+
+@pytest.mark.parametrize("file", sorted(MAN.glob("*.scd")), ids=lambda file: file.name)
+def test_no_line_of_a_paragraph_begins_a_table_for_scdoc(file: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(?:\t+[][|:].*|\[[^[].*)", text, re.MULTILINE) == []
