@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -130,26 +127,3 @@ def set_pause(action: str, mind: str | None, as_json: bool) -> None:
         click.echo("paused: all minds" + (f", and by name: {names}" if names else ""))
     else:
         click.echo(f"paused: {names}" if names else "nothing is paused")
-
-
-def write_whole(file: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file whole, or not at all. `mode`: its permissions, whatever the umask. Raises OSError.
-
-    What is no regular file (/dev/stdout) is written into.
-    """
-    if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8")
-        return
-    new = file.with_name(f".{file.name}.new")
-    new.unlink(missing_ok=True)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with open(fd, "w", encoding="utf-8") as stream:
-            if mode is not None:
-                os.fchmod(fd, mode)
-            stream.write(text)
-        new.replace(file)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            new.unlink()
-        raise

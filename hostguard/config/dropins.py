@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from hostguard.config import load as config
 from hostguard.config.load import ConfigError
 from hostguard.config.toml import KeyPath
 from hostguard.core import paths
+from hostguard.linux.files import written_beside
 
 
 def place(name: str) -> Path:
@@ -29,24 +29,12 @@ def write(file: Path, text: str, *, replace: bool) -> None:
     Raises ConfigError with all that would be wrong then, FileExistsError unless it may `replace`, OSError.
     """
     file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.new")  # hidden: no drop-in yet
-    with suppress(FileNotFoundError):
-        new.unlink()
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        with open(fd, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(fd, 0o644)  # whatever the umask
-            os.fsync(fd)
+    with written_beside(file, text, 0o644, durable=True) as new:  # hidden: no drop-in yet
         _check(file, new)
         if replace:
             os.replace(new, file)
         else:
             os.link(new, file)
-    finally:
-        with suppress(FileNotFoundError):
-            new.unlink()
 
 
 def _check(file: Path, new: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says of a scope's processes. All of it is in memory: nothing here waits for a disk."""
+"""The files of cgroups. They are in memory: nothing here waits for a disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pathlib import Path
 
 from hostguard.core import paths
 
+MOUNT = "/sys/fs/cgroup"
+CONTROLLERS = f"{MOUNT}/cgroup.controllers"  # that the kernel has
+
 
 def find_root(root: Path = Path("/")) -> Path:
     """Where cgroup version 2 is mounted: with a hybrid hierarchy (old hosts) beside version 1."""
-    hybrid = root / "sys/fs/cgroup/unified"
-    return hybrid if hybrid.is_dir() else root / "sys/fs/cgroup"
+    mount = root / MOUNT.lstrip("/")
+    hybrid = mount / "unified"
+    return hybrid if hybrid.is_dir() else mount
 
 
 ROOT = find_root()
@@ -32,6 +36,39 @@ def of_manager(root: Path = Path("/")) -> Path:
 def of_unit(unit: str, control_group: str) -> Path:
     """The cgroup of a unit directly below the service manager's own, `control_group`."""
     return ROOT / control_group.strip("/") / unit
+
+
+def pressure_file(cgroup: Path) -> Path:
+    """The file that says how long the cgroup's tasks waited for I/O, as psi.waited_us reads it."""
+    return cgroup / "io.pressure"
+
+
+def cpu_usec(cgroup: Path) -> int | None:
+    """CPU time that the cgroup's processes have used, in µs; None if that is not known."""
+    with suppress(OSError, ValueError, IndexError):
+        words = (cgroup / "cpu.stat").read_text().split()
+        return int(words[words.index("usage_usec") + 1])
+    return None
+
+
+def account_files(cgroup: Path) -> dict[str, str]:
+    """The files that the stub of a turn reads at its end, which imports nothing of ours."""
+    return {"cpu_stat": f"{cgroup}/cpu.stat", "memory_peak": f"{cgroup}/memory.peak"}
+
+
+def pids(cgroup: Path) -> list[int]:
+    """The processes in the cgroup itself. Raises OSError: it is gone, or cannot be read."""
+    return [int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()]
+
+
+def move(pid: int, cgroup: Path) -> None:
+    """Put a process into the cgroup. Raises OSError."""
+    (cgroup / "cgroup.procs").write_text(str(pid))
+
+
+def freeze(cgroup: Path, frozen: bool) -> None:
+    """Freeze or thaw the cgroup's processes. Raises OSError."""
+    (cgroup / "cgroup.freeze").write_text("1" if frozen else "0")
 
 
 GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say

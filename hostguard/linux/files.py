@@ -1,6 +1,8 @@
-"""What was done for a time, and must be undone by the next guard if this one is killed.
+"""Files that are replaced whole or not at all, and the notes for the next guard among them.
 
-It is written before it is done, to a file in the runtime folder: as a frozen scope it is gone after a reboot.
+A note says what was done for a time only (a frozen turn, a write limit), so that the next guard undoes it if
+this one is killed. It is written before that is done, into the runtime folder: after a reboot it is gone, as
+is what it is about.
 """
 
 from __future__ import annotations
@@ -8,28 +10,61 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def written_beside(
+    file: Path, text: str, mode: int | None = None, *, durable: bool = False
+) -> Iterator[Path]:
+    """A new, hidden file in the folder of `file`, removed at the end unless it was renamed.
+
+    `mode`: its permissions, whatever the umask. `durable`: it is on the disk. Raises OSError.
+    """
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as stream:
+            if mode is not None:
+                os.fchmod(fd, mode)
+            stream.write(text)
+            if durable:
+                stream.flush()
+                os.fsync(fd)
+        yield new
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, text: str, mode: int | None = None) -> None:
+    """Replace a file; one that is not a regular file (/dev/stdout) is written into. Raises OSError."""
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
+    with written_beside(file, text, mode) as new:
+        new.replace(file)
+
+
+def note(file: Path, what: Any) -> None:
+    """Write a note, or remove it if `what` is empty. Raises OSError."""
+    if what:
+        write_whole(file, json.dumps(what))
+    else:
+        file.unlink(missing_ok=True)
+
+
 def recall(file: Path) -> Any:
-    """What an earlier guard left to be undone; None: nothing."""
+    """The note that an earlier guard left; None if there is none."""
     try:
         return json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s: %s; what it tells of is not undone", file, error)
+        log.warning("%s: %s; what it says is not undone", file, error)
         return None
-
-
-def note(file: Path, what: Any) -> None:
-    """Keep it for the next guard, or if it is empty nothing. It is a file in memory. Raises OSError."""
-    if not what:
-        file.unlink(missing_ok=True)
-        return
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps(what))
-    os.replace(new, file)

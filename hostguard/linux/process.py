@@ -59,7 +59,7 @@ def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
 def members(cgroup: Path) -> list[int]:
     """The processes in a cgroup itself; none if it is gone."""
     try:
-        return [int(pid) for pid in (cgroup / "cgroup.procs").read_text().split()]
+        return cgroups.pids(cgroup)
     except OSError:
         return []
 

@@ -1,9 +1,11 @@
-"""A PSI trigger: the kernel wakes the guard when tasks begin to wait for I/O, so that it need not look."""
+"""Pressure stall information (PSI): how long tasks waited for I/O, and a trigger that fires when they do."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import select
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,31 @@ import psutil
 # Some task waits for 15 % of 2 s: the share of the example in Documentation/accounting/psi.rst, and the
 # shortest window that the kernel grants without CAP_SYS_RESOURCE too. It takes the NUL as part of the text.
 TRIGGER = b"some 300000 2000000\0"
+
+OK = "ok"
+# Raspberry Pi OS builds PSI in and leaves it off.
+_TURN_ON = "psi=1 on the kernel's command line turns it on"
+_REFUSED = {
+    errno.ENOENT: f"this kernel shows no PSI: {_TURN_ON}, if it is built in",
+    errno.EOPNOTSUPP: f"PSI is off: {_TURN_ON}",
+}
+
+
+def host_file() -> Path:
+    """The pressure file of the whole host."""
+    return Path(psutil.PROCFS_PATH) / "pressure/io"
+
+
+def waited_us(file: Path) -> tuple[int | None, str]:
+    """For how many µs some task waited so far, and OK, or why that is not known.
+
+    `file` is as in Documentation/accounting/psi.rst.
+    """
+    try:
+        found = re.search(r"^some .*\btotal=([0-9]+)", file.read_text(), re.MULTILINE)
+    except OSError as error:
+        return None, _REFUSED.get(error.errno or 0, f"PSI cannot be read: {error.strerror}")
+    return (int(found[1]), OK) if found else (None, f"{file} has no line 'some'")
 
 
 class Trigger:
@@ -26,9 +53,8 @@ class Trigger:
 
     def open(self) -> str:
         """Ask the kernel. "ok", or why it does not grant one: then nothing is ever called."""
-        path = Path(psutil.PROCFS_PATH) / "pressure/io"
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = os.open(host_file(), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(self._file, TRIGGER)
             # asyncio does not wait for POLLPRI: an epoll object of our own does, and is itself watched.
             self._epoll = select.epoll()
@@ -37,7 +63,7 @@ class Trigger:
             self.close()
             return f"the kernel grants no PSI trigger: {error.strerror}"
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._called)
-        return "ok"
+        return OK
 
     def close(self) -> None:
         """Give the trigger back, if there is one."""

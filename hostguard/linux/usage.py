@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard.core.outcome import Usage
+from hostguard.linux.cgroup import cpu_usec
 from hostguard.linux.disk import SYS
 from hostguard.linux.process import members, storage
 
 
 def of_scope(cgroup: Path, disk: str | None) -> Usage:
     """The usage of a turn's scope; `disk` is the kernel's name of the watched one, None for all disks."""
-    cpu_ms = None
-    with suppress(OSError, KeyError, ValueError):
-        cpu_ms = int(_pairs((cgroup / "cpu.stat").read_text())["usage_usec"]) // 1000
+    cpu = cpu_usec(cgroup)
+    cpu_ms = None if cpu is None else cpu // 1000
     try:
         read, written = in_io_stat((cgroup / "io.stat").read_text(), number_of(disk))
         return Usage(cpu_ms, read, written, "scope")
@@ -49,7 +49,3 @@ def in_io_stat(text: str, number: str | None) -> tuple[int, int]:
 def _below(cgroup: Path) -> list[Path]:
     """The cgroup, and those that a turn made below it."""
     return [Path(folder) for folder, _, _ in os.walk(cgroup)]
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return dict(line.split(maxsplit=1) for line in text.splitlines())

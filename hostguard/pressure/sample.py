@@ -28,10 +28,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Psi:
-    """The `total` fields of a pressure file (Documentation/accounting/psi.rst): microseconds."""
+    """`total` of the line "some" in a pressure file (Documentation/accounting/psi.rst): microseconds."""
 
     some_us: int
-    full_us: int
 
 
 @dataclass(frozen=True, slots=True)

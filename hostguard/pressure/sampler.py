@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import re
 import time
 from pathlib import Path
 
@@ -12,15 +10,8 @@ import psutil
 from hostguard.core.units import SLICE
 from hostguard.linux import cgroup
 from hostguard.linux.disk import SYS, Device
+from hostguard.linux.psi import OK, host_file, waited_us
 from hostguard.pressure.sample import Disk, Psi, Sample
-
-OK = "ok"
-# Raspberry Pi OS builds PSI in and leaves it off.
-_TURN_ON = "psi=1 on the kernel's command line turns it on"
-_REFUSED = {
-    errno.ENOENT: f"this kernel shows no PSI: {_TURN_ON}, if it is built in",
-    errno.EOPNOTSUPP: f"PSI is off: {_TURN_ON}",
-}
 
 
 def boottime() -> float:
@@ -37,7 +28,7 @@ class Sampler:
 
     def __init__(self, device: Device, control_group: str = "", sys_root: Path = SYS) -> None:
         self._name = device.name
-        self._slice = cgroup.ROOT / control_group.strip("/") / SLICE / "io.pressure"
+        self._slice = cgroup.pressure_file(cgroup.of_unit(SLICE, control_group))
         self._sys = sys_root
         self.disk_reason = OK if device.name else device.reason
         self.psi_reason = OK
@@ -48,10 +39,9 @@ class Sampler:
 
     def read(self) -> tuple[Disk | None, Psi | None, Psi | None]:
         """Of the disk, the host, and the slice. None: there is none, it vanished, or it cannot be read."""
-        host, self.psi_reason = _psi(Path(psutil.PROCFS_PATH) / "pressure/io")
-        # No turn has run yet if there is no slice.
-        slice_, _ = _psi(self._slice)
-        return self._disk(), host, slice_
+        host, self.psi_reason = waited_us(host_file())
+        slice_, _ = waited_us(self._slice)  # there is none before the first turn
+        return self._disk(), _psi(host), _psi(slice_)
 
     def _disk(self) -> Disk | None:
         if self._name is None:
@@ -88,12 +78,5 @@ class Sampler:
         return disk
 
 
-def _psi(path: Path) -> tuple[Psi | None, str]:
-    """The totals in a file as in Documentation/accounting/psi.rst, and "ok" or why there are none."""
-    try:
-        totals = dict(re.findall(r"^(some|full) .*\btotal=([0-9]+)", path.read_text(), re.MULTILINE))
-        return Psi(int(totals["some"]), int(totals["full"])), OK
-    except OSError as error:
-        return None, _REFUSED.get(error.errno or 0, f"PSI cannot be read: {error.strerror}")
-    except KeyError as missing:
-        return None, f"{path} has no line {missing}"
+def _psi(waited: int | None) -> Psi | None:
+    return None if waited is None else Psi(waited)

@@ -6,7 +6,9 @@ A trace is JSON lines. The first is the head,
 
 with [pressure] of the configuration that held, and each other one a Sample, raw and in the order of time:
 
-    {"at": 812.25, "live": 2, "cap": 2, "disk": {...}, "host": {"some_us": 5, "full_us": 1}, "slice": null}
+    {"at": 812.25, "live": 2, "cap": 2, "disk": {...}, "host": {"some_us": 5}, "slice": null}
+
+Traces of earlier versions have a full_us beside some_us, which nothing uses.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ def sample_of(value: Any) -> Sample:
         _count(value["live"], "live"),
         None if value["cap"] is None else _count(value["cap"], "cap"),
         _counters(Disk, value["disk"], "disk"),
-        _counters(Psi, value["host"], "host"),
-        _counters(Psi, value["slice"], "slice"),
+        _psi(value["host"], "host"),
+        _psi(value["slice"], "slice"),
     )
 
 
@@ -157,6 +159,12 @@ def _counters(kind: type[T], value: Any, name: str) -> T | None:
         return None
     _only(value, kind, name)
     return kind(**{key: _count(item, f"{name}.{key}") for key, item in value.items()})
+
+
+def _psi(value: Any, name: str) -> Psi | None:
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if key != "full_us"}
+    return _counters(Psi, value, name)
 
 
 def _only(value: Any, kind: Any, name: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from hostguard.core import units
 from hostguard.core.model import Mind, Work
 from hostguard.core.paths import record_path
+from hostguard.linux.cgroup import account_files
 from hostguard.systemd import journal
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -197,7 +198,7 @@ def release(stub: Stub, mind: Mind, work: Work, turn: str, cgroup: Path) -> None
         "uid": mind.uid,
         "gid": mind.gid,
         "groups": mind.groups,
-        "cgroup": str(cgroup),
+        "account": account_files(cgroup),
     }
     output = journal.stream(mind.name, units.turn_unit(mind.name, turn))
     try:

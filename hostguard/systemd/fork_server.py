@@ -104,7 +104,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     text = f"signal {-code}\n" if code < 0 else f"exit {code}\n"
     end = b"" if captured is None else b"\noutput\n" + said
-    os.write(record, (text + account(spec["cgroup"])).encode() + end)
+    os.write(record, (text + account(spec["account"])).encode() + end)
 
 
 def capture(pipe: int, pid: int, most: int) -> bytes:
@@ -142,12 +142,12 @@ def _become(spec: dict[str, Any]) -> None:
     os.chdir(spec["cwd"])
 
 
-def account(cgroup: str) -> str:
+def account(files: dict[str, str]) -> str:
     """CPU in µs and memory in bytes of the scope, bytes that went to and came from storage."""
     lines = []
     # What a child read and wrote is added to its parent's own account when it is reaped.
     for path, keys in (
-        (f"{cgroup}/cpu.stat", {"usage_usec": "cpu_usec"}),
+        (files["cpu_stat"], {"usage_usec": "cpu_usec"}),
         ("/proc/self/io", {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
     ):
         try:
@@ -157,7 +157,7 @@ def account(cgroup: str) -> str:
             continue
         lines += [f"{keys[pair[0]]} {pair[1]}\n" for pair in pairs if pair[0] in keys]
     try:
-        with open(f"{cgroup}/memory.peak") as file:
+        with open(files["memory_peak"]) as file:
             lines.append(f"memory_peak {file.read()}")
     except OSError:
         pass

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hostguard.core.model import Mind
+from hostguard.linux import cgroup as cgroups
 from hostguard.linux.cgroup import populated
 from hostguard.linux.process import Process, members, process, storage
 from hostguard.systemd.client import Systemd
@@ -154,10 +155,7 @@ class Adoption:
             visit.last = replace(visit.last, at=min(visit.last.at + seconds, time.monotonic()))
 
     def _cpu_s(self, visit: Visit) -> float:
-        used = 0.0
-        with suppress(OSError, ValueError, IndexError):
-            stat = (visit.scope / "cpu.stat").read_text().split()
-            used = int(stat[stat.index("usage_usec") + 1]) / 1e6
+        used = (cgroups.cpu_usec(visit.scope) or 0) / 1e6
         if not visit.adopted and visit.server is not None:
             server = process(visit.server.process.pid)
             used += server.cpu_s if server is not None else 0
@@ -289,7 +287,7 @@ class Adoption:
 
 def _freeze(scope: Path, frozen: bool) -> None:
     with suppress(OSError):
-        (scope / "cgroup.freeze").write_text("1" if frozen else "0")
+        cgroups.freeze(scope, frozen)
 
 
 def _kill(anchor: int, scope: Path) -> bool:
@@ -297,7 +295,7 @@ def _kill(anchor: int, scope: Path) -> bool:
     try:
         pidfd = os.pidfd_open(anchor)
         try:
-            if str(anchor) in (scope / "cgroup.procs").read_text().split():
+            if anchor in cgroups.pids(scope):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
             os.close(pidfd)

@@ -104,7 +104,7 @@ class Server:
     def _write(self, pids: list[int]) -> None:
         for pid in pids:
             with suppress(OSError):
-                (self.home / "cgroup.procs").write_text(str(pid))
+                cgroups.move(pid, self.home)
 
 
 async def attach(systemd: Systemd, unit: str, pids: list[int], below: str = "") -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 
 from hostguard.core import paths
+from hostguard.linux.files import write_whole
 from hostguard.linux.process import Process, process
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,4 @@ def load() -> dict[Process, tuple[str, str]]:
 def store(sessions: Mapping[Process, tuple[str, str]]) -> None:
     """Write the file. Raises OSError."""
     rows = [[known.pid, known.started, *works_for] for known, works_for in sessions.items()]
-    new = paths.SESSIONS.with_suffix(".new")
-    new.write_text(json.dumps(rows))
-    os.replace(new, paths.SESSIONS)
+    write_whole(paths.SESSIONS, json.dumps(rows))

@@ -145,7 +145,7 @@ class World:
         if self.psi is None:
             return None, None
         some = {"honest": disk.busy, "always": at, "never": 0.0}[self.psi]
-        return (Psi(int(1e6 * some), 0),) * 2
+        return (Psi(int(1e6 * some)),) * 2
 
 
 def _at(value: float | Callable[[float], float], at: float) -> float:

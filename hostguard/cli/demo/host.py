@@ -21,6 +21,7 @@ from hostguard.cli.demo.signals import Signals
 from hostguard.cli.errors import CliError, ConnectionLost, NotRunning
 from hostguard.core import paths
 from hostguard.core.units import mind_slice
+from hostguard.linux.files import write_whole
 
 DROP_INS = paths.DROP_INS[-1]
 FILE = DROP_INS / "demo-minds.toml"
@@ -71,9 +72,7 @@ class Host:
 
     def _write_note(self) -> None:
         # In one step: the daemon may read it at any time.
-        new = FILE.with_suffix(".new")
-        new.write_text(drop_in(self._note, self.size), encoding="utf-8")
-        new.replace(FILE)
+        write_whole(FILE, drop_in(self._note, self.size))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import write_whole
+from hostguard.linux.files import write_whole
 
 MODE = 0o644  # node_exporter runs as a user of its own
 

@@ -10,8 +10,9 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import as_duration, write_whole
+from hostguard.cli.options import as_duration
 from hostguard.core.text import safe
+from hostguard.linux.files import write_whole
 from hostguard.telemetry.page import render
 
 LEAST_S = 60

@@ -136,7 +136,7 @@ def test_none_is_frozen_for_longer_than_it_may_though_nobody_looks(notes):
 
 def test_what_cannot_be_noted_for_the_next_guard_is_not_frozen(notes):
     async def main():
-        notes.with_suffix(".new").mkdir()
+        notes.with_name(f".{notes.name}.new").mkdir()
         systemd = Systemd()
         made = freezer(systemd, [])
         made.follow(State(level=STALLED), 15)
@@ -177,4 +177,4 @@ def test_what_an_earlier_guard_froze_is_thawed_at_once(notes):
 def test_a_note_that_cannot_be_read_is_said(notes, caplog, left):
     notes.write_text(left)
     assert files.recall(notes) is None
-    assert "what it tells of is not undone" in caplog.text
+    assert "what it says is not undone" in caplog.text

@@ -15,7 +15,6 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, LiveTurn
 from hostguard.core.settings import Level, Settings
 from hostguard.core.signals import Redrive, Signal
-from hostguard.linux import psi
 from hostguard.linux.disk import Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import monitor, rule
@@ -210,32 +209,6 @@ def test_the_kernels_call_makes_it_look_for_a_while_and_then_rests(on_host, monk
         assert rests == [monitor.REST_S]
 
     on_host(work)
-
-
-def test_without_psi_there_is_no_trigger(tmp_path, monkeypatch):
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-
-    async def main():
-        made = Trigger(lambda: None)
-        assert made.open() == "the kernel grants no PSI trigger: No such file or directory"
-        made.close()
-        made.rest(60)
-        made.close()
-
-    asyncio.run(main())
-
-
-def test_the_kernel_takes_what_a_trigger_is_asked_for():
-    """A window below 2 s needs CAP_SYS_RESOURCE; without the NUL the kernel cuts the last digit off."""
-
-    async def main():
-        made = Trigger(lambda: None)
-        told = made.open()
-        made.close()
-        assert told == "ok" or "No such file" in told or "not supported" in told or "denied" in told
-
-    asyncio.run(main())
-    assert psi.TRIGGER.endswith(b" 2000000\0")
 
 
 def test_what_changes_is_noted_also_while_no_turn_runs(on_host):

@@ -66,7 +66,7 @@ def looks(moments: list[dict[str, Any]], cap: int | None, start: float = 0.0) ->
             )  # fmt: skip
             if moment["fault"] == "reset" and tick == 0:
                 disk = replace(disk, writes=done, write_ms=0)
-            psi = None if moment["fault"] == "no psi" else Psi(int(some), 0)
+            psi = None if moment["fault"] == "no psi" else Psi(int(some))
             yield Sample(at, moment["live"], cap, None if moment["fault"] == "gone" else disk, psi, psi)
 
 

@@ -215,7 +215,7 @@ def test_without_psi_of_the_host_that_of_the_slice_counts() -> None:
     state = State()
     for i in range(8):
         disk = Disk(0, i, 0, 900 * i, 1000 * i, 1, 0)
-        state = step(state, Sample(float(i), 4, 4, disk, None, Psi(200_000 * i, 0)), SETTINGS)
+        state = step(state, Sample(float(i), 4, 4, disk, None, Psi(200_000 * i)), SETTINGS)
     assert (state.level, state.evidence) == (
         Level.CALM,
         "requests take 900 ms, tasks wait for I/O 20 % of the time",

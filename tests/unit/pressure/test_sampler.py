@@ -76,7 +76,7 @@ def test_all_counters_of_the_whole_disk(kernel):
         flushes=8,
         flush_ms=9,
     )
-    assert look.read() == (disk, Psi(7445221, 5752249), Psi(11, 7))
+    assert look.read() == (disk, Psi(7445221), Psi(11))
     assert (look.disk_reason, look.psi_reason) == ("ok", "ok")
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_none_of_the_kernels_is_no_disk(kernel, stat):
 def test_without_a_disk_to_guard_only_pressure_is_read(kernel):
     kernel.pressure()
     look = sampler(kernel, Device(None, None, 'switched off by path = "none" under [device]'))
-    assert look.read() == (None, Psi(7445221, 5752249), Psi(7445221, 5752249))
+    assert look.read() == (None, Psi(7445221), Psi(7445221))
     assert look.disk_reason == 'switched off by path = "none" under [device]'
 
 
@@ -155,15 +155,15 @@ def test_before_the_first_turn_there_is_no_slice(kernel):
     kernel.pressure()
     (kernel.cgroup / "hostguard.slice/io.pressure").unlink()
     look = sampler(kernel)
-    assert look.read()[1:] == (Psi(7445221, 5752249), None)
+    assert look.read()[1:] == (Psi(7445221), None)
     assert look.psi_reason == "ok"
 
 
 def test_half_a_file_is_no_psi(kernel):
-    kernel.pressure("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n")
+    kernel.pressure("full avg10=0.00 avg60=0.00 avg300=0.00 total=1\n")
     look = sampler(kernel)
     assert look.read()[1] is None
-    assert look.psi_reason.endswith("pressure/io has no line 'full'")
+    assert look.psi_reason.endswith("pressure/io has no line 'some'")
 
 
 def test_a_sample_is_of_now(kernel):

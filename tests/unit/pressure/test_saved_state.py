@@ -51,6 +51,6 @@ def test_what_another_version_kept_is_left(file, caplog, change):
 
 
 def test_where_it_cannot_be_kept_that_is_said(file, caplog):
-    file.with_suffix(".new").mkdir()
+    file.with_name(f".{file.name}.new").mkdir()
     saved_state.keep("mmcblk0", STALLED)
     assert "begins with the configured cap" in caplog.text

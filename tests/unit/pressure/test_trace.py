@@ -16,14 +16,14 @@ from hostguard.pressure.sample import Disk, Psi, Sample
 
 COUNT = st.integers(0, 2**63)
 DISK = st.none() | st.builds(Disk, *[COUNT] * 7, discards=COUNT, flushes=COUNT, flush_ms=COUNT)
-PSI = st.none() | st.builds(Psi, COUNT, COUNT)
+PSI = st.none() | st.builds(Psi, COUNT)
 SAMPLES = st.lists(st.builds(Sample, st.floats(0, 1e9), COUNT, st.none() | COUNT, DISK, PSI, PSI), max_size=5)
 SETTINGS = st.builds(
     Settings, floor=st.integers(1, 9), hold_off=st.floats(1, 3600), tighten=st.none() | st.just(7)
 )
 HEAD = trace.Head("0.1", "mmcblk0", "6.12", Settings())
 DISK_NOW = Disk(1, 2, 3, 4, 5, 6, 7)
-SAMPLE = Sample(1.0, 2, None, DISK_NOW, Psi(1, 0), None)
+SAMPLE = Sample(1.0, 2, None, DISK_NOW, Psi(1), None)
 
 
 def load(raw: bytes) -> tuple[trace.Head, list[Sample]]:
@@ -71,7 +71,7 @@ def lines(**changes: object) -> bytes:
         (lines(disk=[]), "line 2: disk: expected an object"),
         (lines(disk={}), "line 2: disk: no reads, no writes, no read_ms"),
         (lines(host={"some_us": 1, "full_us": 2, "\x1b[2J": 3}), 'line 2: host: unknown "\\u001b[2J"'),
-        (lines(slice={"some_us": 1, "full_us": 2**64}), "line 2: slice.full_us: expected a whole number"),
+        (lines(slice={"some_us": 2**64}), "line 2: slice.some_us: expected a whole number"),
         (lines(more=1), 'line 2: a sample: unknown "more"'),
         (lines() + trace.sample_line(replace(SAMPLE, at=0.5)), "line 3: at is before that of the line above"),
         (lines() + b" " * trace.LINE_MAX + b"\n", "line 3: longer than 4096 bytes"),
@@ -116,3 +116,8 @@ def test_nothing_but_a_trace_error_comes_of_any_bytes(raw: bytes) -> None:
             load(whole)
         except trace.TraceError as error:
             assert str(error).startswith("line ")
+
+
+def test_an_earlier_trace_is_read_without_what_nothing_uses():
+    _, samples = trace.read(io.BytesIO(lines(host={"some_us": 1, "full_us": 2**70}, slice=None)))
+    assert [(sample.host, sample.slice) for sample in samples] == [(Psi(1), None)]

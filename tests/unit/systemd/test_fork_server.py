@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hostguard.linux import cgroup
 from hostguard.systemd.fork_client import STUB, Stub
 from hostguard.systemd.fork_server import NOBODY
 from hostguard.turns import command, exit_record
@@ -53,6 +54,9 @@ def record(tmp_path):
     return path
 
 
+NOWHERE = cgroup.account_files(Path("/nowhere"))
+
+
 def until(happened, seconds=10):
     end = time.monotonic() + seconds
     while not (found := happened()):
@@ -69,7 +73,7 @@ def run(server, record, script, capture, stdin=b""):
         "uid": os.getuid(),
         "gid": os.getgid(),
         "groups": os.getgroups(),
-        "cgroup": "/nowhere",
+        "account": NOWHERE,
     }
     env = {"PATH": command.PATH}
     began = time.monotonic()
@@ -109,7 +113,7 @@ def test_a_script_reads_its_stdin_and_its_status_is_kept(server, record):
 def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, record):
     """As `systemctl kill --signal=USR1` on its scope."""
     stub = server.stub()
-    user = {"cwd": "/", "uid": 0, "gid": 0, "groups": [], "cgroup": "/nowhere"}
+    user = {"cwd": "/", "uid": 0, "gid": 0, "groups": [], "account": NOWHERE}
     script = "trap 'exit 7' USR1; echo ready; while :; do sleep 0.05; done"
     argv = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": command.PATH}, "capture": 100}
     stub.release({**argv, **user}, b"", record, None)
@@ -125,7 +129,7 @@ def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, 
 def test_a_command_that_cannot_start_says_why(server, record):
     stub = server.stub()
     spec = {"argv": ["/nowhere/x"], "env": {}, "capture": 100, "cwd": "/"}
-    stub.release({**spec, "uid": 0, "gid": 0, "groups": [], "cgroup": "/nowhere"}, b"", record, None)
+    stub.release({**spec, "uid": 0, "gid": 0, "groups": [], "account": NOWHERE}, b"", record, None)
     until(lambda: not stub.alive())
     stub.close()
     assert exit_record.parse_record(record.read_text()).not_started == "/nowhere/x: No such file or directory"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from hostguard.cli.doctor.checks import Check, Host, Level, ok
 from hostguard.core.units import SLICE
+from hostguard.linux.cgroup import MOUNT
 from hostguard.linux.limits import Label, Verdict, configured, judge, worst
 
 SHOWN = 3  # processes that are named
@@ -78,7 +79,7 @@ _WANTS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/run/systemd/system
 
 def place(host: Host) -> Check:
     """The guard is not among what it limits."""
-    if not host.exists(f"/sys/fs/cgroup/{SLICE}/hostguard.service"):
+    if not host.exists(f"{MOUNT}/{SLICE}/hostguard.service"):
         return ok("place", f"outside {SLICE}")
     why = "The limits of the turns bind it, too: it cannot act just when it must."
     mend = ("systemctl edit hostguard    # take Slice= out", "systemctl restart hostguard")

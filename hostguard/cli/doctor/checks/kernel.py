@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hostguard.cli.doctor.checks import Check, Host, Level, boot_option, ok
+from hostguard.linux.cgroup import CONTROLLERS, MOUNT
 from hostguard.linux.limits import FILES, IO_MAX, configured
 from hostguard.linux.mounts import read
 
@@ -29,7 +30,7 @@ def systemd(host: Host) -> Check:
 def cgroup(host: Host) -> Check:
     """cgroup version 2 is the only one, and writable."""
     places = {mount.place: mount for mount in read(host.root)}
-    top = places.get("/sys/fs/cgroup")
+    top = places.get(MOUNT)
     why = "Limits are applied, and the ends of turns seen, in cgroup version 2."
     if top is None or top.kind != "cgroup2":
         beside = any(mount.kind == "cgroup2" for mount in places.values())
@@ -121,10 +122,10 @@ def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
     if host.exists("/run/.containerenv") or host.exists("/.dockerenv"):
         return ("# run the guard on the host, not in a container",)
     cmdline = host.text("/proc/cmdline").split()
-    if host.user and controller in host.text("/sys/fs/cgroup/cgroup.controllers").split():
+    if host.user and controller in host.text(CONTROLLERS).split():
         folder = "/etc/systemd/system/user@.service.d"
         return (
-            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/io.conf",
+            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/delegate.conf",
             "systemctl daemon-reload    # and log out and in again",
         )
     firmware = host.exists("/boot/firmware/cmdline.txt") or host.exists("/boot/cmdline.txt")
