@@ -38,7 +38,7 @@ def pytest_report_header() -> list[str]:
 
 # From 60 s down to 10 s: each share of the tests gets about as many of them.
 LONG = (
-    "test_killed_at_100_random_moments",
+    "test_killed_at_random_moments",
     "test_the_card_stops_for_a_minute_under_load",
     "test_a_daemon_killed_at_any_moment",
     "test_the_bus_is_lost_in_the_middle_of_a_start",

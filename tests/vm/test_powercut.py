@@ -1,6 +1,6 @@
 """Power cuts at random moments under load: what was acknowledged is there, and what was done stays done.
 
-Twenty times the machine is killed and started from the same card. Between the cuts the card is looked at as a cut at
+Again and again the machine is killed and started from the same card. Between the cuts the card is looked at as a cut at
 that moment would leave it, too. HOSTGUARD_TESTS_SEED=N takes the same moments again.
 """
 
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from card_image import Stored, stored
 from machine import Machine
+from searches import sized
 
-CUTS = 20
+CUTS = sized(20)
 LOOKS = 2  # between two cuts
 RECORDS = (8, 50)  # between a start and a cut: from the first messages on, up to some ten turns
 SEED = int(os.environ.get("HOSTGUARD_TESTS_SEED") or random.SystemRandom().randrange(1_000_000))

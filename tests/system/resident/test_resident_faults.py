@@ -8,6 +8,7 @@ import pytest
 from guard import wait_for
 from guarded import LONG_S
 from resident_host import ResidentHost
+from searches import sized
 
 # -- failures
 
@@ -107,7 +108,8 @@ def test_killed_at_any_moment_of_many_deliveries_each_arrives_once(host: Residen
     minds = [host.minds.add(name, work=0.03, config="idle_end = 2") for name in "abc"]
     host.start(global_concurrent_turns=2)
     rows: list[int] = []
-    for i in range(12):
+    rounds = sized(12)
+    for i in range(rounds):
         rows += [host.send(name, f"{i}", session=f"s{i % 2}", key=f"{name}{i}") for name in "abc"]
         time.sleep(0.01 * (i % 5))
         host.kill()
@@ -115,7 +117,7 @@ def test_killed_at_any_moment_of_many_deliveries_each_arrives_once(host: Residen
     assert {row["attempts"] for row in found} == {0}
     for mind in minds:
         for session in ("s0", "s1"):
-            assert mind.contents(session) == [str(i) for i in range(12) if f"s{i % 2}" == session]
+            assert mind.contents(session) == [str(i) for i in range(rounds) if f"s{i % 2}" == session]
 
 
 def test_a_lost_answer_is_a_failure_and_the_key_prevents_the_double(host: ResidentHost) -> None:

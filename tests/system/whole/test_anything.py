@@ -19,10 +19,11 @@ from anything_host import CAP, EXEC, MINDS, PRESETS, ROUTES, AnythingHost
 from guard import Guard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 Step = Callable[..., None]
 HOUR = 3600
-CASES, LENGTH = 3, 40
+CASES, LENGTH = sized(3), 40
 SESSIONS = ("main", "other")
 RESIDENTS = tuple(PRESETS)
 

@@ -1,4 +1,4 @@
-"""The daemon is killed with SIGKILL at 100 random moments under load, and nothing is lost, leaked or doubled."""
+"""The daemon is killed with SIGKILL at random moments under load, and nothing is lost, leaked or doubled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from guard import DISK, Guard, drop_in, wait_for
 from guarded import overlaps
+from searches import sized
 
-KILLS = 100
+KILLS = sized(100)
 MINDS = [f"m{i}" for i in range(5)]
 CAP = 2
 
@@ -86,7 +87,7 @@ def kill(guard: Guard) -> None:
         os.kill(guard.pid, signal.SIGKILL)
 
 
-def test_killed_at_100_random_moments(guard: Guard) -> None:
+def test_killed_at_random_moments(guard: Guard) -> None:
     log, turn = DISK / "turns.log", DISK / "turn"
     log.unlink(missing_ok=True)
     turn.write_text(TURN.format(log=log))
