@@ -19,7 +19,7 @@ VERBS = {
     },
     "Look": {
         "status": "Show how the host, its minds and its turns are",
-        "top": "Show what runs and waits, and how the disk is, once a second",
+        "top": "Show what runs, what waits and how the disk is, once a second",
         "turns": "List the live turns, or show one",
         "queue": "List the waiting deliveries, or show one",
         "why": "Tell why a delivery waits",

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
-# What a vt100 does of ECMA-48, and the private modes that we use.
-_CODE = re.compile(r"\x1b\[(\?)?([0-9;]*)([A-Za-z])|\x1b(?!\[)(.)", re.DOTALL)
+# Control sequences of ECMA-48 and DEC's private ones; then those that choose a character set; then the short ones.
+_CODE = re.compile(r"\x1b\[(\?)?([0-9;]*)([@-~])|\x1b[()](.)|\x1b(?![\[()])(.)", re.DOTALL)
+_IGNORED = "tc"  # the window's title; Linux's shape of the cursor
 
 
 def rest(fd: int) -> bytes:
@@ -46,6 +47,8 @@ class Screen:
         self.unknown: set[str] = set()
         self.styles: set[str] = set()  # all that SGR was given
         self._x = self._y = 0
+        self._saved = (0, 0)  # a place of the cursor
+        self._region = (0, height - 1)  # the lines that scroll
         self._rest = ""
 
     @property
@@ -75,7 +78,18 @@ class Screen:
             found = _CODE.match(text, at)
             if found is None:
                 break  # the rest of it comes later
-            self._do(found[1] is not None, found[2] or "", found[3] or "")
+            if found[3]:
+                self._do(found[1] is not None, found[2], found[3])
+            elif found[5] == "7":
+                self._saved = (self._x, self._y)
+            elif found[5] == "8":
+                self._x, self._y = self._saved
+            elif found[5] == "M" and self._y == self._region[0]:
+                self._scroll(self._y, -1)
+            elif found[5] == "M":
+                self._y = max(self._y - 1, 0)
+            elif found[5] and found[5] not in "=>":  # the keypad's modes
+                self.unknown.add(found[5])
             at = found.end()
         self._rest = text[at:]
 
@@ -83,13 +97,16 @@ class Screen:
         if char == "\r":
             self._x = 0
         elif char == "\n":
-            self._y += 1
-            if self._y == self.height:
-                self.cells = [*self.cells[1:], [" "] * self.width]
-                self._sgr = [*self._sgr[1:], [""] * self.width]
-                self._y -= 1
+            if self._y == self._region[1]:
+                self._scroll(self._region[0], 1)
+            else:
+                self._y = min(self._y + 1, self.height - 1)
         elif char == "\b":
             self._x = max(0, self._x - 1)
+        elif char == "\t":
+            self._x = min(self._x // 8 * 8 + 8, self.width - 1)
+        elif char in "\x0e\x0f\x07":  # another character set, or none; the bell
+            pass
         elif unicodedata.combining(char):
             self.cells[self._y][self._x - 1] += char
         else:
@@ -100,29 +117,94 @@ class Screen:
             self.cells[self._y][self._x : self._x + wide] = [char, ""][:wide]
             self._sgr[self._y][self._x : self._x + wide] = [self._style] * wide
             self._x += wide
+            _repair(self.cells[self._y])
 
     def _do(self, private: bool, arguments: str, what: str) -> None:
         numbers = [int(text or 0) for text in arguments.split(";")]
+        count = max(numbers[0], 1)
+        cells, sgr, x = self.cells[self._y], self._sgr[self._y], self._x
         if private and what in "hl":
-            (self.modes.add if what == "h" else self.modes.discard)(arguments)
+            change = self.modes.update if what == "h" else self.modes.difference_update
+            change(arguments.split(";"))
         elif what == "H":
             row, column = (*numbers, 1)[:2] if arguments else (1, 1)
             self._y, self._x = min(row or 1, self.height) - 1, min(column or 1, self.width) - 1
-        elif what == "K" and numbers == [0]:
-            self._erase(self._y, self._x)
-        elif what == "J" and numbers == [0]:
-            self._do(False, "", "K")
-            for row in range(self._y + 1, self.height):
-                self._erase(row, 0)
+        elif what in "AB":
+            self._y = min(max(self._y + (count if what == "B" else -count), 0), self.height - 1)
+        elif what in "CD":
+            self._x = min(max(self._x + (count if what == "C" else -count), 0), self.width - 1)
+        elif what == "d":
+            self._y = min(count, self.height) - 1
+        elif what == "G":
+            self._x = min(count, self.width) - 1
+        elif what == "r":
+            last = numbers[1] if len(numbers) > 1 else self.height
+            self._region, self._x, self._y = (count - 1, last - 1), 0, 0
+        elif what in "ST":
+            self._scroll(self._region[0], count if what == "S" else -count)
+        elif what in "LM":
+            self._scroll(self._y, count if what == "M" else -count)
+        elif what == "b":
+            for _ in range(count):
+                self._put(cells[x - 1])
+        elif what == "P":
+            cells[x:], sgr[x:] = cells[x + count :] + [" "] * count, sgr[x + count :] + [""] * count
+            _repair(cells)
+        elif what == "@":
+            cells[x:], sgr[x:] = ([" "] * count + cells[x:])[:-count], ([""] * count + sgr[x:])[:-count]
+            _repair(cells)
+        elif what == "X":
+            self._erase(self._y, x, x + count)
+        elif what == "K" and numbers[0] in (0, 1):
+            self._erase(self._y, *((x, self.width) if numbers[0] == 0 else (0, x + 1)))
+        elif what == "J" and numbers[0] in (0, 2):
+            self._erase(self._y, x if numbers[0] == 0 else 0, self.width)
+            for row in range(self._y + 1 if numbers[0] == 0 else 0, self.height):
+                self._erase(row, 0, self.width)
         elif what == "m":
             self.styles.add(arguments)
-            self._style = "" if arguments in ("", "0") else arguments
-        else:
+            self._style = _styled(self._style, arguments)
+        elif what not in _IGNORED and f"{arguments}{what}" != "4l":  # insert mode, which is never on
             self.unknown.add(f"{arguments}{what}")
 
-    def _erase(self, row: int, begin: int) -> None:
-        self.cells[row][begin:] = [" "] * (self.width - begin)
-        self._sgr[row][begin:] = [""] * (self.width - begin)
+    def _scroll(self, top: int, by: int) -> None:
+        """Move the lines from `top` to the end of the region up, or down if `by` is negative."""
+        size = self._region[1] + 1 - top
+        by = max(-size, min(by, size))
+        for lines, empty in ((self.cells, " "), (self._sgr, "")):
+            new = [[empty] * self.width for _ in range(abs(by))]
+            kept = lines[top + max(by, 0) : top + size + min(by, 0)]
+            lines[top : top + size] = kept + new if by > 0 else new + kept
+
+    def _erase(self, row: int, begin: int, end: int) -> None:
+        end = min(end, self.width)
+        self.cells[row][begin:end] = [" "] * (end - begin)
+        self._sgr[row][begin:end] = [""] * (end - begin)
+        _repair(self.cells[row])
+
+
+def _repair(cells: list[str]) -> None:
+    """Blank what is left of a wide character that was written over: its other half is an empty cell."""
+    for x, char in enumerate(cells):
+        wide = char != "" and unicodedata.east_asian_width(char[0]) in "WF"
+        halved = cells[x + 1 : x + 2] == [""]
+        if wide and not halved:
+            cells[x] = " "
+        elif halved and not wide:
+            cells[x + 1] = " "
+
+
+def _styled(style: str, arguments: str) -> str:
+    """The style after a change of it: SGR's codes, in their order."""
+    codes = set(filter(None, style.split(";")))
+    for code in arguments.split(";"):
+        if code in ("", "0"):
+            codes = set()
+        elif code in ("39", "49"):
+            codes = {one for one in codes if one[0] != code[0] or len(one) == 1}
+        else:
+            codes.add(code)
+    return ";".join(sorted(codes))
 
 
 class OnScreen:

@@ -1,1 +1,1 @@
-"""`hostguard top`: what is shown and what keys do, pure (model, draw, keys); the terminal, and the loop."""
+"""`hostguard top`. Pure: model, draw, keys. With I/O: ask (the daemon), terminal (curses), loop."""

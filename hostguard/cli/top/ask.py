@@ -1,8 +1,9 @@
-"""What `hostguard top` asks the daemon, in a thread of its own: keys are heard while it does not answer."""
+"""Requests of `hostguard top` to the daemon, in a thread: keys work while the daemon does not answer."""
 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,41 +16,43 @@ from hostguard.cli.top.keys import Ask
 from hostguard.cli.top.model import View, look, view
 
 EVERY_S = 1.0
-READ_S = 5.0  # the daemon answers from memory: longer, and it is in trouble
+READ_S = 5.0  # the daemon answers from memory; if it takes longer, it is in trouble
 
 
 class Asker(threading.Thread):
-    """Asks for the status once a second, and for what keys want at once.
+    """Requests the status once a second, and sends the requests of keys immediately.
 
-    `answers` has statuses, or a CliError for one that did not come, and a str for each key's request. `told`
-    is called, in this thread, when there are more.
+    `answers` holds statuses, a CliError for each that failed, and a message for each key's request.
+    `notify` is called in this thread after something was added.
     """
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-        self._told = told
+        self._notify = notify
 
     def ask(self, ask: Ask) -> None:
-        """Have this asked next."""
+        """Send this request next."""
         self._asks.put(ask)
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Run until the process ends."""
+        # These are handled by curses, which only the main thread may use.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP, signal.SIGWINCH))
         while True:
-            said = None
+            message = None
             with suppress(queue.Empty):
-                said = _asked(self._asks.get(timeout=EVERY_S))
-            if said is None and not self.answers.empty():
-                continue  # the terminal takes no more: nobody looks
+                message = _send(self._asks.get(timeout=EVERY_S))
+            if message is None and not self.answers.empty():
+                continue  # the terminal accepts no output at present
             try:
                 self.answers.put(status())
             except CliError as error:
                 self.answers.put(error)
-            if said is not None:  # after the status that shows it
-                self.answers.put(said)
-            self._told()
+            if message is not None:  # after the status that shows the effect
+                self.answers.put(message)
+            self._notify()
 
 
 def status() -> Any:
@@ -57,8 +60,8 @@ def status() -> Any:
     return client.call("GET", "/v1/status", read_s=READ_S)
 
 
-def _asked(ask: Ask) -> str:
-    """What to say once it was answered."""
+def _send(ask: Ask) -> str:
+    """Send a key's request; the message to show."""
     try:
         client.call(ask.method, "/".join(["/v1", *map(client.quote, ask.path)]), body=ask.body)
         return ask.done
@@ -67,7 +70,7 @@ def _asked(ask: Ask) -> str:
 
 
 def once(seconds: float = EVERY_S) -> View:
-    """What is shown, from two looks so far apart, so that there are rates. Raises CliError."""
+    """The view of two statuses this many seconds apart, so that it has rates. Raises CliError."""
     first = look(status(), time.monotonic())
     time.sleep(seconds)
     second = status()

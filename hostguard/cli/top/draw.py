@@ -1,4 +1,4 @@
-"""The lines of `hostguard top`, as spans of text with a style's name. Pure."""
+"""The screen of `hostguard top`, as lines of styled text. Pure."""
 
 from __future__ import annotations
 
@@ -16,34 +16,39 @@ Line = list[tuple[str, str]]  # (text, style), from left to right; styles: "", b
 KEYS = "q quit  s stop  p pause  P pause all  + - cap  / filter  h help"
 MARKS, STYLES = ("  ", "! ", "!!"), ("", "warn", "bad")
 NEWS_MAX = 6
-# Heads are as wide as what stands below them may become: no column moves because a number grew.
+# Heads are as wide as their cells may become: no column moves because a number grew.
 TURN_HEAD = (
-    "  TURN",
-    "MIND",
-    "SESSION",
-    "STATE  ",
-    "AGE  ",
-    "CPU%",
+    "  TURN", "MIND", "SESSION", "STATE  ", "AGE  ", "CPU%", "CPU  ", "RD/s", "WR/s", "READ", "WROTE",
+)  # fmt: skip
+MIND_HEAD = ("  MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY")
+# Columns that a narrow terminal does without, in this order.
+DROPPED = (
+    "READ",
     "CPU  ",
     "RD/s",
-    "WR/s",
-    "READ",
+    "SESSION",
+    "CPU%",
+    "STATE  ",
     "WROTE",
+    "AGE  ",
+    "STATE",
+    "TURNS",
+    "OLDEST",
 )
-MIND_HEAD = ("  MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY")
+NAME_MIN = 10  # columns: a longer text is cut to this before a column is dropped
 LEVEL_STYLES = {"strained": "warn", "stalled": "bad"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """What stands for calm, strained and stalled in the history line."""
+    """The characters for calm, strained and stalled in the history line."""
 
     calm: str
     strained: str
     stalled: str
 
     def of(self, level: str) -> str:
-        """One column."""
+        """The character for a level."""
         return {"": " ", "calm": self.calm, "strained": self.strained, "stalled": self.stalled}[level]
 
 
@@ -51,9 +56,9 @@ UNICODE, ASCII = Ink("▁", "▄", "█"), Ink(".", "=", "#")
 
 
 def screen(view: View, ui: Ui, width: int | None, height: int | None, ink: Ink) -> list[Line]:
-    """The whole screen in at most `width` columns and `height` lines.
+    """The whole screen in at most `width` columns and `height` lines; None means unlimited.
 
-    None: any number; without a height it is for no terminal, and nothing is chosen.
+    Without a height the screen is for a pipe or file: no row is chosen and there are no keys.
     """
     if ui.mode is Mode.HELP:
         lines = _help()
@@ -68,13 +73,13 @@ def screen(view: View, ui: Ui, width: int | None, height: int | None, ink: Ink) 
     return lines if width is None else [_fit(line, width) for line in lines]
 
 
-def away(shown: list[Line], text: str, width: int) -> list[Line]:
-    """The last screen, with its first line saying that the guard does not answer."""
+def failed(shown: list[Line], text: str, width: int) -> list[Line]:
+    """The last screen with an error in place of its first line."""
     return [_fit([(f"!! {safe(text)}", "bad")], width), *shown[1:]]
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """The lines without styles."""
+    """The text of the lines."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
@@ -82,12 +87,12 @@ def _above(view: View, ui: Ui, ink: Ink) -> list[Line]:
     clock = time.strftime("%H:%M:%S", time.localtime(view.at / 1000))
     lines: list[Line] = [[(f"hostguard  {clock}  {view.summary}", "title")]]
     for bad, about, said in view.news[:NEWS_MAX]:
-        if bad or about != "disk":  # a calm one is told of below
+        if bad or about != "disk":  # a calm disk is on the device line below
             lines.append([(f"{MARKS[bad]} {about:<9}{safe(said)}", STYLES[bad])])
     lines.append([(f"   {'device':<9}{safe(view.device)}", "")])
     if any(turn.counted == "processes" for turn in view.turns):
         lines.append(
-            [(f"   {'bytes':<9}by process, those that live now: this kernel has no count by scope", "")]
+            [(f"   {'bytes':<9}counted for live processes only: this kernel does not count by scope", "")]
         )
     lines.append([(f"   {'level':<9}", ""), *_history(view.levels, ink)])
     return lines
@@ -118,7 +123,14 @@ def _tables(view: View, ui: Ui, width: int | None, room: int | None) -> list[Lin
         )
     else:
         lines.append(
-            [("  no turn runs" if not ui.wanted else f"  no turn of {safe(ui.wanted)!r} runs", "head")]
+            [
+                (
+                    "  no turn is running"
+                    if not ui.wanted
+                    else f"  no running turn matches {safe(ui.wanted)!r}",
+                    "head",
+                )
+            ]
         )
     if view.minds:
         lines += [
@@ -142,14 +154,27 @@ def _rows(
     count: int,
     width: int | None,
 ) -> list[Line]:
-    """A table of `count` of the rows, so that the chosen one is among them."""
+    """A table of `count` of the rows, the chosen one among them."""
     at = next((index for index, one in enumerate(rows) if one is row), 0)
     first = min(max(0, at - count + 1), max(0, len(rows) - count))
-    title, *lines = table(head, cells[first : first + count], width).splitlines()
+    title, *lines = table(*_fitting(head, cells[first : first + count], width), width).splitlines()
     more = len(rows) - count
     title = f"{title}  ({more} more)" if more > 0 else title
     styles = ["chosen" if one is row else "" for one in rows[first : first + count]]
     return [[(title, "head")], *([pair] for pair in zip(lines, styles, strict=True))]
+
+
+def _fitting(
+    head: Sequence[str], rows: list[Sequence[object]], width: int | None
+) -> tuple[Sequence[str], list[Sequence[object]]]:
+    """The head and the rows without the DROPPED columns for which there is no room."""
+    least = [max(columns(safe(row[n])) for row in (head, *rows)) for n in range(len(head))]
+    kept = list(range(len(head)))
+    for name in DROPPED:
+        if width is None or sum(min(least[n], NAME_MIN) + 2 for n in kept) - 2 <= width:
+            break
+        kept = [n for n in kept if head[n] != name]
+    return [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
 def _turn(turn: TurnRow, is_chosen: bool) -> Sequence[object]:
@@ -184,7 +209,7 @@ def _mark(is_chosen: bool) -> str:
 
 
 def _bytes(count: float | None) -> str:
-    """In four columns, for five of them beside each other: 6.0M, 64M, 900K."""
+    """At most four characters: 6.0M, 64M, 900K."""
     if count is None:
         return "-"
     for unit in "BKMGT":
@@ -195,7 +220,7 @@ def _bytes(count: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    """In five columns: 1.5s, 1:05, 59:59, 23h59, 6d23h."""
+    """At most five characters: 1.5s, 1:05, 59:59, 23h59, 6d23h."""
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
@@ -208,7 +233,7 @@ def _time(seconds: float) -> str:
 def _help() -> list[Line]:
     wide = max(len(keys) for keys, _ in HELP)
     rows: list[Line] = [[(f"  {keys:<{wide}}  {text}", "")] for keys, text in HELP]
-    return [[("hostguard top", "title")], [], *rows, [], [("  any key goes back", "")]]
+    return [[("hostguard top", "title")], [], *rows, [], [("  press any key to go back", "")]]
 
 
 def _bottom(view: View, ui: Ui) -> Line:
@@ -218,13 +243,13 @@ def _bottom(view: View, ui: Ui) -> Line:
         row = chosen(ui, view)
         what = f"{row.id} of {row.mind}" if isinstance(row, TurnRow) else "it"
         return [(f"stop {safe(what)}? y/n", "warn")]
-    if ui.said:
-        return [(safe(ui.said), "warn")]
+    if ui.message:
+        return [(safe(ui.message), "warn")]
     return [(f"[{safe(ui.wanted)}] {KEYS}" if ui.wanted else KEYS, "")]
 
 
 def _fit(line: Line, width: int) -> Line:
-    """At most `width` columns, less one: a terminal may scroll when its last cell is written."""
+    """Cut to one column less than `width`: writing the last cell may scroll the terminal."""
     room, fitted = width - 1, []
     for text, style in line:
         if columns(text) > room:

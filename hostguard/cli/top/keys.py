@@ -1,4 +1,4 @@
-"""What the keys of `hostguard top` do. Pure."""
+"""The keys of `hostguard top` and their effects. Pure."""
 
 from __future__ import annotations
 
@@ -11,81 +11,76 @@ from hostguard.cli.top.model import MindRow, TurnRow, View
 HELP = (
     ("up, down, k, j", "choose a turn or a mind"),
     ("s", "stop the chosen turn"),
-    ("p", "pause the chosen mind, or let it go on: what runs goes on"),
-    ("P", "pause all minds, or let them go on"),
-    ("+, -", "raise or lower the global cap, until the next boot: no turn is stopped"),
-    ("/", "show only what has this in its name; Esc: all"),
+    ("p", "pause or resume the chosen mind; running turns continue"),
+    ("P", "pause or resume all minds"),
+    ("+, -", "raise or lower the global cap until the next boot; no turn is stopped"),
+    ("/", "show only names that contain the text; Esc shows all"),
     ("h, ?", "this help"),
     ("q", "quit"),
 )
-_SEQUENCES = {b"A": "up", b"B": "down"}
-_KEY = re.compile(rb"\x1b[\[O][0-9;]*([A-Za-z~])|[\xc2-\xf4][\x80-\xbf]+|.", re.DOTALL)
-_NAMES = {b"\x1b": "esc", b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back"}
+# An unknown escape sequence is ignored as a whole: a "P" in it must not pause all minds.
+_CODE = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~]?)|.", re.DOTALL)
+_ARROWS = {"A": "up", "B": "down"}
+_NAMES = {"\x1b": "esc", "\r": "enter", "\n": "enter", "\x7f": "back", "\x08": "back"}
 
 
 class Mode(StrEnum):
-    """What keys go to."""
+    """What keys act on."""
 
     LIST = "list"
-    FILTER = "filter"  # being typed
-    STOP = "stop"  # y or n
+    FILTER = "filter"  # the text that is being typed
+    STOP = "stop"  # the question, y or n
     HELP = "help"
 
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """What the person did. `chosen` is a unit, or "@" and a mind; `said` is the answer to the last key."""
+    """The state that keys change. `chosen` is a unit, or "@" and a mind; `message` answers the last key."""
 
     mode: Mode = Mode.LIST
     wanted: str = ""
     chosen: str | None = None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to the daemon; `done` is said once it was answered."""
+    """A request to the daemon; `done` is the message after it succeeded."""
 
     method: str
-    path: tuple[str, ...]  # its segments, not quoted yet
+    path: tuple[str, ...]  # segments, not yet quoted
     body: dict[str, object] | None
     done: str
 
 
 class Quit:
-    """The person is done."""
+    """The command ends."""
 
 
-def names(raw: bytes) -> tuple[list[str], bytes]:
-    """The keys in what the terminal sent, and the rest, which may be the beginning of one."""
-    rest = b""
-    if (begun := re.search(rb"\x1b([\[O][0-9;]*)?$", raw)) is not None:
-        raw, rest = raw[: begun.start()], begun[0]
-    found: list[str] = []
-    for match in _KEY.finditer(raw):
-        text = match[0]
-        if match[1] is not None:
-            found += filter(None, [_SEQUENCES.get(match[1])])
-        else:
-            found.append(_NAMES.get(text, text.decode(errors="replace")))
-    return found, rest
+def names(typed: str) -> list[str]:
+    """The keys in the characters that a terminal sent."""
+    found = []
+    for match in _CODE.finditer(typed):
+        text, arrow = match[0], match[1]
+        found.append(_NAMES.get(text, text) if arrow is None else _ARROWS.get(arrow, ""))
+    return list(filter(None, found))
 
 
 def places(view: View) -> list[str]:
-    """What can be chosen, in its order on the screen."""
+    """The values of `Ui.chosen` for all rows, in screen order."""
     return [turn.unit for turn in view.turns] + [f"@{mind.name}" for mind in view.minds]
 
 
 def chosen(ui: Ui, view: View) -> TurnRow | MindRow | None:
-    """The row that is chosen, the first if that has gone."""
+    """The chosen row, or the first if that one is gone."""
     rows: list[TurnRow | MindRow] = [*view.turns, *view.minds]
     by_place = dict(zip(places(view), rows, strict=True))
     return by_place.get(ui.chosen or "") or next(iter(rows), None)
 
 
 def press(ui: Ui, key: str, view: View) -> tuple[Ui, Ask | Quit | None]:
-    """What a key does: the new state, and what is to be done."""
-    ui = replace(ui, said="")
+    """The effect of a key: the new state, and what to do."""
+    ui = replace(ui, message="")
     if ui.mode is Mode.FILTER:
         return _typed(ui, key), None
     if ui.mode is Mode.HELP:
@@ -110,9 +105,9 @@ def _on_list(ui: Ui, key: str, view: View) -> tuple[Ui, Ask | None]:
         return _moved(ui, view, 1 if key in ("down", "j") else -1), None
     if key == "s":
         if not isinstance(row, TurnRow):
-            return replace(ui, said="choose a turn to stop, with the arrows"), None
+            return replace(ui, message="choose a turn with the arrow keys first"), None
         if row.id is None:
-            return replace(ui, said=f"not a turn of the guard's: systemctl stop {row.unit}"), None
+            return replace(ui, message=f"not started by hostguard: systemctl stop {row.unit}"), None
         return replace(ui, mode=Mode.STOP, chosen=row.unit), None
     if key == "p" and row is not None:
         mind = row.mind if isinstance(row, TurnRow) else row.name
@@ -144,24 +139,24 @@ def _typed(ui: Ui, key: str) -> Ui:
 
 def _stop(ui: Ui, view: View) -> Ask | None:
     row = next((turn for turn in view.turns if turn.unit == ui.chosen), None)
-    if row is None or row.id is None:  # it has ended meanwhile
+    if row is None or row.id is None:  # it has ended
         return None
-    return Ask("POST", ("turns", row.id, "stop"), None, f"{row.id} of {row.mind} is being stopped")
+    return Ask("POST", ("turns", row.id, "stop"), None, f"stopping {row.id} of {row.mind}")
 
 
 def _pause(mind: str | None, on: bool) -> Ask:
     who = "all minds" if mind is None else mind
-    done = f"{who} paused: what runs goes on" if on else f"{who} resumed"
+    done = f"{who} paused; running turns continue" if on else f"{who} resumed"
     return Ask("POST", ("pause" if on else "resume",), {"mind": mind}, done)
 
 
 def _cap(ui: Ui, view: View, by: int) -> tuple[Ui, Ask | None]:
-    """One more or less. Without a cap the first step down is to what runs now."""
+    """Raise or lower the cap by one. If there is none, the first step down sets it to the live turns."""
     if view.cap is None and by > 0:
-        return replace(ui, said="there is no global cap to raise"), None
+        return replace(ui, message="there is no global cap to raise"), None
     cap = max(view.live, 1) if view.cap is None else view.cap + by
     if cap < 1:
-        return replace(ui, said="not below 1; P pauses all minds"), None
+        return replace(ui, message="not below 1; P pauses all minds"), None
     body: dict[str, object] = {
         "name": "global_concurrent_turns", "mind": None, "value": cap, "runtime": True,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `hostguard top` shows, from one look at the status and an earlier one. Pure."""
+"""The data that `hostguard top` shows, from a status and an earlier one. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from hostguard.telemetry.headlines import Line, busy_minds, hold_text, news, running, waits
 
-SLOT_MS = 2_000  # of the level's history that one column stands for: two minutes in sixty
-FRESH_MS = 5_000  # an older look at the disk says nothing of now
-SAID_ELSEWHERE = ("running", "daemon")  # news that have a place of their own
+SLOT_MS = 2_000  # one column of the level's history: 60 columns are two minutes
+FRESH_MS = 5_000  # an older sample of the disk says nothing about now
+SHOWN_ELSEWHERE = ("running", "daemon")  # news that have their own place on the screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What live turns had used, by unit, at a time: seconds of a clock that is never set."""
+    """The counters of live turns, by unit; `at` is in seconds of a monotonic clock."""
 
     at: float
     used: Mapping[str, Used]
@@ -32,7 +32,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """One live turn. Rates are bytes/s and % of one CPU, since the earlier look; None: not known."""
+    """One live turn. Rates are bytes/s and % of one CPU since the earlier look; None: unknown."""
 
     id: str | None
     unit: str
@@ -51,7 +51,7 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class MindRow:
-    """One mind, and why the first of what it holds waits."""
+    """One mind, and why its first held delivery waits."""
 
     name: str
     state: str
@@ -64,7 +64,7 @@ class MindRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is on the screen. `at` is ms since the epoch; `levels` has one a slot, the latest last."""
+    """All data on the screen. `at` is ms since the epoch; `levels` has one per slot, the latest last."""
 
     at: int
     cap: int | None
@@ -76,17 +76,17 @@ class View:
     levels: tuple[str, ...]
     turns: tuple[TurnRow, ...]
     minds: tuple[MindRow, ...]
-    idle: int  # minds that are not shown
-    live: int  # turns, shown or not
+    idle: int  # number of minds that are not shown
+    live: int  # number of turns, shown or not
 
 
 def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "", slots: int = 60) -> View:
-    """The screen of GET /v1/status, at `at`, ms since the epoch, and `mono`, as Look's `at`.
+    """The view of GET /v1/status at `at` (ms since the epoch) and `mono` (seconds, monotonic).
 
-    `wanted` is part of the mind's, the session's or the turn's name of those that are shown.
+    With `wanted`, only turns and minds with this text in a name are shown.
     """
     turns = [_turn(turn, at, mono, before) for turn in status["live"] if _is_wanted(wanted, turn)]
-    # Who has written most stands first: that changes seldom, so that lines do not jump.
+    # Sorted by bytes written: that order seldom changes, so lines do not jump.
     turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -(turn.age_s or 0)))
     busy = busy_minds(status)
     shown = [mind for mind in status["minds"] if wanted in mind["name"]] if wanted else busy
@@ -96,7 +96,7 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
         status["state"] == "paused",
         tuple(status["paused_minds"]),
         running(status),
-        tuple(line for line in news(status, at) if line[1] not in SAID_ELSEWHERE),
+        tuple(line for line in news(status, at) if line[1] not in SHOWN_ELSEWHERE),
         _device(status),
         levels(status["pressure"]["changes"], status["pressure"]["level"], status["started_at"], at, slots),
         tuple(turns),
@@ -107,16 +107,16 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
 
 
 def look(status: Any, mono: float) -> Look:
-    """What is to be remembered of a status for the rates of a later one."""
+    """The part of a status that the rates of a later one need."""
     return Look(mono, {turn["unit"]: _used(turn) for turn in status["live"]})
 
 
 def levels(changes: Sequence[Any], now_level: str, started: int, at: int, slots: int) -> tuple[str, ...]:
-    """The worst level within each slot, the latest last; "" before the guard's start, or what it keeps."""
+    """The worst level of each slot, the latest last; "" before the first change that is known."""
     known = [(change["at"], change["level"]) for change in changes]
     begin = [(started, "calm")] if len(known) < 20 else []  # the guard keeps 20 changes
     spans = [*begin, *known]
-    # Slots stand on round times: their content moves by whole columns, once in SLOT_MS.
+    # Slots begin at multiples of SLOT_MS, so the line moves by whole columns.
     last = at // SLOT_MS
     found = []
     for slot in range(last - slots + 1, last + 1):
@@ -143,7 +143,7 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
 
     def rate(name: str) -> float | None:
         was, became = None if old is None else getattr(old, name), getattr(now, name)
-        # A process that ended takes its bytes with it where they are counted by process.
+        # Where bytes are counted by process, those of a process that ended are lost.
         return None if was is None or became is None or span <= 0 else max(0, became - was) / span
 
     cpu = rate("cpu_ms")
@@ -176,13 +176,13 @@ def _is_wanted(wanted: str, turn: Any) -> bool:
 
 
 def _device(status: Any) -> str:
-    """How the disk was at the last look."""
+    """The disk's state at the last sample."""
     device, pressure = status["device"] or {}, status["pressure"]
     if not device.get("node"):
-        return f"none is watched: {device.get('reason')}"
+        return f"none: {device.get('reason')}"
     named, looked = f"{device['node']}, {pressure['level']}", pressure["looked_ms"]
     if looked is None or looked > FRESH_MS:
-        return f"{named}: not looked at now, nothing runs"
+        return f"{named}: idle, nothing runs"
     took, busy, in_flight = pressure["await_ms"], pressure["busy_percent"], pressure["in_flight"]
     done = "-" if took is None else f"{took:.0f} ms a request" if took or not in_flight else "none completed"
     parts = [

@@ -1,7 +1,9 @@
-"""The person's terminal: keys one by one, the size, and all as it was once we leave."""
+"""The terminal of `hostguard top`: drawn on with curses, and restored however the command ends."""
 
 from __future__ import annotations
 
+import curses
+import locale
 import os
 import select
 import shutil
@@ -14,18 +16,32 @@ from contextlib import contextmanager, suppress
 
 from hostguard.cli.errors import FAILED
 from hostguard.cli.render import colours
-from hostguard.cli.top.draw import ASCII, UNICODE, Ink, Line
+from hostguard.cli.top.draw import ASCII, UNICODE, Ink, Line, plain
 from hostguard.cli.top.keys import names
-from hostguard.cli.top.paint import Painter
 
 DUMB = ("", "dumb", "unknown")  # names of terminals whose cursor cannot be moved (terminfo(5))
 OLD = ("vt", "linux")  # with a font, or a line, that may have none but ASCII
-ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # xterm's other screen, without a cursor
-REST_S = 0.1  # the rest of a key's code comes within this, on a slow line, too
+ESCAPE_MS = 100  # the rest of a key's code comes within this, on a slow line too
+# The keys that curses decodes, as other terminals send them.
+CODES = {
+    curses.KEY_UP: "\x1b[A",
+    curses.KEY_DOWN: "\x1b[B",
+    curses.KEY_ENTER: "\r",
+    curses.KEY_BACKSPACE: "\x7f",
+}
+ATTRIBUTES = {
+    "": 0,
+    "title": curses.A_BOLD,
+    "head": curses.A_BOLD,
+    "chosen": curses.A_REVERSE,
+    "warn": 0,
+    "bad": curses.A_BOLD,
+}
+COLOURS = {"warn": curses.COLOR_YELLOW, "bad": curses.COLOR_RED}
 
 
 class Ended(Exception):
-    """The terminal is gone, or a signal asked us to end; `code` is the exit code."""
+    """The terminal is gone, or a signal ends the command; `code` is the exit code."""
 
     def __init__(self, code: int = FAILED) -> None:
         super().__init__()
@@ -36,39 +52,46 @@ class Terminal:
     """Standard input and output, which must be a terminal."""
 
     def __init__(self) -> None:
-        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self._before = termios.tcgetattr(self._in)
+        self._in = sys.stdin.fileno()
         term = os.environ.get("TERM", "")
         self.moves = term not in DUMB
-        utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        # Not sys.stdout's encoding, which may be UTF-8 in a locale without it: curses goes by the locale.
+        self._encoding = locale.getencoding()
+        utf8 = self._encoding.lower().replace("-", "") == "utf8"
         self.ink: Ink = UNICODE if utf8 and self.moves and not term.startswith(OLD) else ASCII
-        self._painter = Painter(self.moves, colours())
-        self._rest = b""
+        self._window: curses.window | None = None
+        self._attributes = ATTRIBUTES
         self._woken, self._wake = os.pipe()
+        self._poll = select.poll()
         for fd in (self._woken, self._wake):
             os.set_blocking(fd, False)
-        self._stop_asked = False
+        for fd in (self._in, self._woken):
+            self._poll.register(fd, select.POLLIN)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """While this lasts keys come one by one and are not shown. As it was afterwards, whatever happens."""
+        """Within this, keys come one by one and are not echoed. Afterwards all is as it was before."""
+        before = termios.tcgetattr(self._in)
         handlers = {
-            signal.SIGWINCH: self._resized,
-            signal.SIGTSTP: self._asked_to_stop,
-            signal.SIGTERM: self._asked_to_end,
-            signal.SIGHUP: self._asked_to_end,
+            signal.SIGTERM: self._end,
+            signal.SIGHUP: self._end,
+            signal.SIGWINCH: lambda *_: self.wake(),
         }
         old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             self._enter()
             yield
         finally:
-            self._leave()
+            with suppress(curses.error):  # not begun, or the terminal is gone
+                curses.flushinp()
+                curses.endwin()
+            with suppress(termios.error):
+                termios.tcsetattr(self._in, termios.TCSANOW, before)
             for number, handler in old.items():
                 signal.signal(number, handler)
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines; 80 and 24 on a line that does not tell."""
+        """Columns and lines; 80 and 24 if the terminal does not report them."""
         return shutil.get_terminal_size((80, 24))
 
     def wake(self) -> None:
@@ -78,72 +101,70 @@ class Terminal:
 
     def pressed(self) -> list[str]:
         """The keys that come until `wake`. Raises Ended."""
-        ready, _, _ = select.select([self._in, self._woken], [], [], REST_S if self._rest else None)
-        if self._stop_asked:
-            self._suspend()
+        ready = dict(self._poll.poll())
         if self._woken in ready:
             os.read(self._woken, 4096)
-        if self._in in ready:
-            raw = os.read(self._in, 4096)
-            if not raw:
-                raise Ended
-            found, self._rest = names(self._rest + raw)
-            return found
-        if self._rest and not ready:
-            self._rest = b""
-            return ["esc"]
-        return []
+        if ready.get(self._in, 0) & ~select.POLLIN:
+            raise Ended
+        return names(self._typed()) if self._in in ready else []
 
     def show(self, lines: list[Line]) -> None:
         """Have the terminal show these lines. Raises Ended."""
-        if self.moves:
-            self._write(self._painter.paint(lines))
-        else:
-            self._write(self._painter.whole([*filter(None, lines), []]))
+        if self._window is None:
+            try:
+                print(self._encodable(plain([*filter(None, lines), []])), flush=True)
+            except OSError as error:
+                raise Ended from error
+            return
+        width, height = self.size()
+        if (height, width) != self._window.getmaxyx():
+            curses.resizeterm(height, width)  # redraws all
+        self._window.erase()
+        for y, line in enumerate(lines):
+            with suppress(curses.error):  # a character that is wider here than Unicode has it
+                self._window.move(y, 0)
+                for text, style in line:
+                    self._window.addstr(self._encodable(text), self._attributes[style])
+        self._window.refresh()
 
     def _enter(self) -> None:
-        tty.setcbreak(self._in)
-        self._painter.forget()
-        if self.moves:
-            self._write(ENTER)
+        if not self.moves:
+            tty.setcbreak(self._in)
+            return
+        try:
+            curses.setupterm()
+        except curses.error:  # it is newer than this host's terminfo
+            os.environ["TERM"] = "xterm"
+        curses.set_escdelay(ESCAPE_MS)
+        self._window = curses.initscr()
+        curses.cbreak()
+        curses.noecho()
+        self._window.keypad(True)
+        self._window.nodelay(True)
+        with suppress(curses.error):  # this terminal's cursor is always seen
+            curses.curs_set(0)
+        if colours() and curses.has_colors():
+            curses.start_color()
+            curses.use_default_colors()
+            for pair, (style, colour) in enumerate(COLOURS.items(), 1):
+                curses.init_pair(pair, colour, -1)
+                self._attributes = {**self._attributes, style: ATTRIBUTES[style] | curses.color_pair(pair)}
 
-    def _leave(self) -> None:
-        with suppress(Ended, termios.error):  # it is gone
-            termios.tcsetattr(self._in, termios.TCSANOW, self._before)  # also while the line is stopped
-            termios.tcflush(self._in, termios.TCIFLUSH)
-            if self.moves:
-                # What knows no other screen keeps ours: the prompt goes below it.
-                self._write(f"\x1b[m\x1b[{self.size()[1]};1H\r\n{LEAVE}")
+    def _typed(self) -> str:
+        if self._window is None:
+            return os.read(self._in, 4096).decode(errors="replace")
+        text = ""
+        with suppress(curses.error):  # that was all
+            while True:
+                key = self._window.get_wch()
+                text += key if isinstance(key, str) else CODES.get(key, "")
+        return text
 
-    def _write(self, text: str) -> None:
+    def _encodable(self, text: str) -> str:
+        """With a "?" for what cannot be shown: only that keeps the columns."""
         if self.ink is ASCII:
             text = text.replace("…", "~")
-        # A "?" for what cannot be shown keeps the columns, as nothing else does.
-        raw = text.encode(sys.stdout.encoding or "ascii", "replace")
-        try:
-            while raw:
-                raw = raw[os.write(self._out, raw) :]
-        except OSError as error:
-            raise Ended from error
+        return text.encode(self._encoding, "replace").decode(self._encoding)
 
-    # -- signals
-
-    def _resized(self, number: int, frame: object) -> None:
-        self._painter.forget()
-        self.wake()
-
-    def _asked_to_end(self, number: int, frame: object) -> None:
+    def _end(self, number: int, frame: object) -> None:
         raise Ended(128 + number)  # as shells report it
-
-    def _asked_to_stop(self, number: int, frame: object) -> None:
-        self._stop_asked = True
-        self.wake()
-
-    def _suspend(self) -> None:
-        """Ctrl-Z: the shell gets its terminal back until it has us go on."""
-        self._stop_asked = False
-        self._leave()
-        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, handler)
-        self._enter()

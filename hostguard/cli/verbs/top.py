@@ -1,4 +1,4 @@
-"""hostguard top: what happens now, once a second."""
+"""hostguard top: a live view, refreshed once a second."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hostguard.cli.render import terminal_width
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one screen, and end.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
 @json_option
 def command(once: bool, as_json: bool) -> int:
-    """Show what runs and waits, and how the disk is, once a second.
+    """Show what runs, what waits and how the disk is, once a second.
 
-    Turns with what they use of CPU and disk, per second and in all, those that have written most first;
-    the minds that wait, and why; the cap, and how the disk was in the last two minutes. h shows the keys:
-    they stop a turn, pause a mind or all, and change the cap. Where standard output or input is no terminal
-    it is as with --once; --json prints that as JSON.
+    Live turns with the CPU time and disk bytes they use, per second and in total, sorted by bytes written;
+    the minds that wait and why; the cap; and the disk during the last two minutes. Keys stop a turn, pause
+    one mind or all, and change the cap; h lists them. If standard input or output is not a terminal, one
+    screen is printed, as with --once; --json prints it as JSON.
 
     \b
     Examples:
       hostguard top
       hostguard top --once
     """
-    # Only here: --help need not have it, and a script need not have rich.
+    # Only here: --help does not need it, and a script does not need curses.
     from hostguard.cli.top import ask, draw, keys
 
     if not (as_json or once) and sys.stdin.isatty() and sys.stdout.isatty():

@@ -110,7 +110,7 @@ def test_the_keys_stop_pause_and_change_the_cap(host: Guard) -> None:
         time.sleep(1.5)
         assert turn(top.text, "bob")[3] == "running"
         top.press("sy")
-        top.wait(rf"^{chosen} of bob is being stopped")
+        top.wait(rf"^stopping {chosen} of bob")
         text = top.wait(r"^[> ] +\d+ +carol ")
         assert not re.search(r"^[> ] +\d+ +bob ", text, re.M)
         assert host.json("turns", chosen)["result"]["outcome"] == "stopped"
@@ -120,12 +120,12 @@ def test_the_keys_stop_pause_and_change_the_cap(host: Guard) -> None:
         top.press("\r")
         text = top.wait(r"^\[dor\] q quit")
         assert re.search(r"^> dora +idle", text, re.M), text
-        assert "ada " not in text.partition("no turn")[2]
+        assert "ada " not in text.partition("no running turn")[2]
         top.press("\x1b")
         top.wait(r"^> +\d+ +ada ")
 
         top.press("?")
-        top.wait("any key goes back")
+        top.wait("any key to go back")
         top.press("x")
         top.wait(r"^> +\d+ +ada ")
         top.press("q")
@@ -224,7 +224,7 @@ def test_a_slow_line_a_dumb_terminal_and_other_sizes(host: Guard) -> None:
         assert "\x1b" not in top.raw
         assert top.watch(3) < 100, "a whole screen comes seldom"
         top.press("P")
-        top.wait("all minds paused: what runs goes on")
+        top.wait("all minds paused; running turns continue")
         top.press("P")
         top.wait("all minds resumed")
         top.press("q")

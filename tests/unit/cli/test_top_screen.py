@@ -15,7 +15,7 @@ from standin import ROOT, StandIn
 from statuses import MIB, NOW, change, hold, mind, pressure, stalled, status, turn
 from top_seen import seen
 
-from hostguard.cli.top.draw import ASCII, UNICODE, _bytes, _time, away, plain, screen
+from hostguard.cli.top.draw import ASCII, UNICODE, _bytes, _time, failed, plain, screen
 from hostguard.cli.top.keys import Mode, Ui
 from hostguard.cli.top.model import levels
 from hostguard.core.text import columns
@@ -62,7 +62,7 @@ hostguard  00:00:00  no turns, cap 2
    device   /dev/mmcblk0, calm: 6 ms a request, 12 % busy, 0 in flight
    level    ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁ 2 min
 
-  no turn runs
+  no turn is running
   3 more minds are idle or asleep
 
 q quit  s stop  p pause  P pause all  + - cap  / filter  h help"""
@@ -113,6 +113,25 @@ def test_the_chosen_row_is_on_the_screen(chosen: str) -> None:
     assert "more)" in plain(lines)
 
 
+NARROW = """\
+  TURN  MIND  AGE    WR/s  WROTE
+> 17    ada   1:05   512K  6.0M
+  18    bob   0:24   -     -
+
+  MIND   HELD  OLDEST  WHY
+  dave   1     >2h     paused: hostgua…
+  carol  11    24s     disk not calm, …
+  ada    1     3s      session busy, b…
+  bob    0"""
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_these_whole() -> None:
+    assert NARROW in plain(screen(seen(), Ui(), 40, 24, ASCII))
+    told = status(live=[turn("17", "a-mind-of-a-long-name", 5, session="a-session-of-a-long-name")])
+    text = plain(screen(seen(told), Ui(), 70, 24, ASCII))
+    assert "> 17    a-mind-of-a…  a-session-o…  running  5.0s " in text, "names are cut before a column goes"
+
+
 def test_who_has_written_most_stands_first() -> None:
     told = status(
         live=[turn("1", "a", 50, write_bytes=1), turn("2", "b", 5, write_bytes=9), turn("3", "c", 9)]
@@ -126,7 +145,7 @@ def test_a_filter_finds_turns_and_minds_also_idle_ones() -> None:
     assert [row.name for row in shown.minds] == ["ada", "carol", "dave", "frank"]
     assert [row.mind for row in seen(wanted="review").turns] == ["bob"]
     text = plain(screen(seen(wanted="zz"), Ui(wanted="zz"), 80, 24, ASCII))
-    assert "no turn of 'zz' runs" in text
+    assert "no running turn matches 'zz'" in text
     assert "[zz] q quit" in text
 
 
@@ -142,21 +161,21 @@ def test_rates_are_of_what_was_used_between_two_looks() -> None:
 def test_how_bytes_are_counted_is_said() -> None:
     told = stalled()
     told["live"][0]["counted"] = "processes"
-    assert "bytes    by process" in plain(screen(seen(told), Ui(), 80, 24, ASCII))
+    assert "bytes    counted for live processes only" in plain(screen(seen(told), Ui(), 80, 24, ASCII))
 
 
 @pytest.mark.parametrize(
     ("pressed", "said"),
     [
         (pressure(), "/dev/mmcblk0, calm: 6 ms a request, 12 % busy, 0 in flight"),
-        (pressure(looked_ms=60_000), "/dev/mmcblk0, calm: not looked at now, nothing runs"),
-        (pressure(looked_ms=None), "/dev/mmcblk0, calm: not looked at now, nothing runs"),
+        (pressure(looked_ms=60_000), "/dev/mmcblk0, calm: idle, nothing runs"),
+        (pressure(looked_ms=None), "/dev/mmcblk0, calm: idle, nothing runs"),
         (pressure(await_ms=None, busy_percent=None, in_flight=None), "/dev/mmcblk0, calm: -, -, -"),
     ],
 )
 def test_the_device(pressed: dict[str, Any], said: str) -> None:
     assert seen(status(pressure=pressed)).device == said
-    assert seen(status(device={"node": None, "reason": "in memory"})).device == "none is watched: in memory"
+    assert seen(status(device={"node": None, "reason": "in memory"})).device == "none: in memory"
 
 
 def test_the_history_of_the_level() -> None:
@@ -180,7 +199,7 @@ def test_the_history_of_the_level() -> None:
 
 def test_the_guard_that_is_away_is_told_of_in_the_first_line() -> None:
     lines = screen(seen(), Ui(), 80, 24, ASCII)
-    text = plain(away(lines, "hostguard is not running: systemctl start hostguard", 80))
+    text = plain(failed(lines, "hostguard is not running: systemctl start hostguard", 80))
     assert text.splitlines()[0] == "!! hostguard is not running: systemctl start hostguard"
     assert text.splitlines()[1:] == STALLED.splitlines()[1:]
 
@@ -212,7 +231,7 @@ def test_times_take_five_columns(seconds: float, shown: str) -> None:
 # -- the command
 
 
-def test_once_prints_text_or_json_without_rich(daemon: StandIn) -> None:
+def test_once_prints_text_or_json_without_curses(daemon: StandIn) -> None:
     daemon.answer("GET /v1/status", stalled())
     done = daemon.run("top", "--once")
     assert done.returncode == 0, done
@@ -224,7 +243,7 @@ def test_once_prints_text_or_json_without_rich(daemon: StandIn) -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=daemon.env, capture_output=True, text=True, check=True
     )
     assert '"write_rate"' in done.stdout
-    assert "rich" not in done.stderr.split()
+    assert "curses" not in done.stderr.split()
 
 
 def test_without_the_daemon_it_ends_with_its_code(away: StandIn) -> None:
