@@ -102,20 +102,24 @@ def _words(line: str) -> list[str]:
 
 def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict[str, Any]:
     """The keys of a Volute mind. Raises CliError."""
-    from hostguard.cli.verbs import volute
+    from hostguard.cli import volute_rows
 
     if not (folder / "home").is_dir():
         raise CliError(f"{folder} has no folder home: it is no Volute mind's")
     if name != folder.name:
         raise CliError(f"Volute knows this mind as {folder.name!r}, and so it calls itself: use that name")
     if url is None:
-        port = volute.port_of(folder, name)
+        port = volute_rows.port_of(folder, name)
         if port is None:
             raise CliError(
                 f"no registry of Volute has {name!r}: set VOLUTE_HOME to Volute's home, or give --url, too"
             )
         url = f"http://127.0.0.1:{port}"
-    return {"url": url, "routes": str(folder / volute.ROUTES), "user": user or volute.owner_of(folder)}
+    return {
+        "url": url,
+        "routes": str(folder / volute_rows.ROUTES),
+        "user": user or volute_rows.owner_of(folder),
+    }
 
 
 def _drop_in(name: str, keys: dict[str, Any]) -> str:

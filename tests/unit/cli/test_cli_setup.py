@@ -197,7 +197,11 @@ def test_volute_s_home_and_the_owner_of_the_folder(run: Run, tmp_path: Path) -> 
     [
         ("eve", (), "no registry of Volute has 'eve'"),
         ("lilith", ("--url", "http://127.0.0.1:4107"), "Volute knows this mind as 'eve'"),
-        ("eve", ("--url", "http://127.0.0.1:4107"), 'belongs to root; give --user, "root" if you mean it'),
+        (
+            "eve",
+            ("--url", "http://127.0.0.1:4107"),
+            'belongs to root; add --user, with "root" if that is intended',
+        ),
     ],
 )
 def test_what_volute_does_not_tell_is_asked_for(
@@ -214,7 +218,8 @@ def test_a_registry_that_cannot_be_read(run: Run, tmp_path: Path, eve: Path) -> 
     (tmp_path / "volute/minds.json").write_text('[{"name": "eve"}]')
     done = run("mind", "add", "eve", "--volute", str(eve), "--user", ME)
     assert done.returncode == 1
-    assert "minds.json: Volute's registry cannot be read" in done.stderr
+    assert "cannot read Volute's registry" in done.stderr
+    assert "minds.json: not a list of minds" in done.stderr
 
 
 # -- hostguard setup; how a card is measured is in tests/system/test_setup.py

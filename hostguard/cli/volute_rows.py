@@ -1,7 +1,7 @@
-"""What a Volute mind's folder, and Volute's own registry, tell of it; for `hostguard mind add --volute`.
+"""Reads Volute's registry and the directory of a Volute mind, for `hostguard mind add --volute`.
 
-As read in mimsy/volute (registry.ts): the registry is a table in volute.db, in older versions minds.json, in
-Volute's home. A mind's folder is HOME/minds/NAME, or NAME in $VOLUTE_MINDS_DIR.
+Source: mimsy/volute, registry.ts. The registry is a table in volute.db, in older versions minds.json, in
+Volute's home. The directory of a mind is HOME/minds/NAME, or NAME in $VOLUTE_MINDS_DIR.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from pathlib import Path
 from hostguard.cli.errors import CliError
 
 ROUTES = "home/.config/routes.json"
-SYSTEM_HOME = Path("/var/lib/volute")  # of Volute as a service
+SYSTEM_HOME = Path("/var/lib/volute")  # when Volute runs as a service
 
 
 def port_of(folder: Path, name: str) -> int | None:
-    """The port of the mind's server; None if no registry that can be found has it. Raises CliError."""
+    """The port of the mind's server, or None if no registry lists the mind. Raises CliError."""
     for file in _registries(folder):
         try:
             entries = _database(file) if file.suffix == ".db" else _file(file)
         except (OSError, ValueError, sqlite3.Error) as error:
-            raise CliError(f"{file}: Volute's registry cannot be read: {error}; give --url as well") from None
+            raise CliError(f"cannot read Volute's registry {file}: {error}; add --url") from None
         if name in entries:
             return entries[name]
     return None
 
 
 def owner_of(folder: Path) -> str:
-    """The user to whom the mind's folder belongs. Raises CliError, also if that is root, OSError."""
+    """The owner of the mind's directory. Raises CliError, also if it is root, and OSError."""
     uid = folder.stat().st_uid
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
-        raise CliError(f"{folder} belongs to uid {uid}, which is no user here; give --user") from None
+        raise CliError(f"{folder} belongs to uid {uid}, which has no user on this host; add --user") from None
     if uid == 0:
-        raise CliError(f'{folder} belongs to root; give --user, "root" if you mean it')
+        raise CliError(f'{folder} belongs to root; add --user, with "root" if that is intended')
     return user
 
 
 def _registries(folder: Path) -> Iterator[Path]:
-    """The files there are that may have the mind, the likeliest first."""
+    """The existing files that may list the mind, the likeliest first."""
     named = os.environ.get("VOLUTE_HOME")
     homes = [Path(named)] if named else []
     homes += [folder.parent.parent, Path.home() / ".volute", SYSTEM_HOME]
@@ -65,4 +65,4 @@ def _file(file: Path) -> dict[str, int]:
     try:
         return {str(entry["name"]): int(entry["port"]) for entry in json.loads(file.read_bytes())}
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it is no list of minds with name and port ({error})") from None
+        raise ValueError(f"not a list of minds with name and port ({error})") from None
