@@ -44,7 +44,7 @@ VERBS = {
     },
     "Set up": {
         "setup": "Propose limits for this host, show them, and write them on yes",
-        "doctor": "Check what this host can and cannot enforce, and tell how to mend what it cannot",
+        "doctor": "Check which limits this host can enforce, and explain how to fix those it cannot",
         "config": "Check or show the configuration",
         "route": "Explain the routes of a mind",
         "mind": "Set up one mind",

@@ -33,7 +33,6 @@ KNOWN = {
     "hostguard/api/report.py imports hostguard.daemon",
     "hostguard/api/schedules.py imports hostguard.daemon",
     "hostguard/api/web.py imports hostguard.daemon",
-    "hostguard/cli/verbs/volute.py imports sqlite3",
     "hostguard/delivery/held_back.py sets manager.on_taken_back",
     "hostguard/delivery/sleep.py imports hostguard.api.views",
     "hostguard/turns/resident_driver.py imports hostguard.gate.dispatcher",

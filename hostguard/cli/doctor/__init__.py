@@ -1,4 +1,4 @@
-"""What this host can and cannot enforce: gathers what the checks look at, and runs them."""
+"""hostguard doctor: reads the state of this host and runs the checks on it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ CHECKS = (
 
 
 def examine(host: Host) -> list[Check]:
-    """All checks, the worst first; without systemd only that, as nothing else matters then."""
+    """Run all checks, the worst result first; without systemd only that check, as the others depend on it."""
     checks = CHECKS if host.systemd is not None else (kernel.systemd,)
     order = list(Level)
     return sorted((check(host) for check in checks), key=lambda check: order.index(check.level))
 
 
 def this_host() -> Host:
-    """What the checks look at, of the host we run on. Works without the daemon. Raises OSError."""
+    """Read the state of this host. Works without the daemon. Raises OSError."""
     faults: tuple[str, ...] = ()
     try:
         config = configuration.load()
@@ -86,8 +86,8 @@ def _status() -> tuple[Any, str]:
 def _systemd() -> int | None:
     if not Path("/run/systemd/system").is_dir():  # sd_booted(3)
         return None
-    said = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
-    version = said.partition("(")[0].split()[-1:]
+    text = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
+    version = text.partition("(")[0].split()[-1:]
     return int(version[0]) if version and version[0].isdecimal() else None
 
 

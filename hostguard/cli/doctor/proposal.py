@@ -9,21 +9,21 @@ from hostguard.config.toml import KeyPath, dotted, toml_value
 from hostguard.core.model import Limits
 from hostguard.linux.limits import Kernel, Label, judge
 
-# On a slow card the makespan of 24 writers is the same with 2 at once, and a bystander's write takes 0.17 s
-# instead of 2.8 s (facts.md, "The incident, by hand").
+# On a slow card 24 writers finish as soon with 2 at a time, and a bystander's write takes 0.17 s instead
+# of 2.8 s (facts.md, "The incident, by hand").
 SLOW_CAP = 2
 FAST_CAP_MIN = 2
-IO_WEIGHT = 50  # half of what every other unit has; above 100 systemd compresses (facts.md)
-TURNS_SHARE = 0.75  # of what the disk takes, for all turns together: a quarter is always the host's
-SLOW_RATE = 20_000_000  # bytes/s, synced: an A1 card is made for 10 MB/s (facts.md), the slowest SSD for 100
-RATE_MIN = 100_000  # bytes/s; less, and the disk was stalled rather than measured
+IO_WEIGHT = 50  # half of every other unit's; systemd rescales values above 100 (facts.md)
+TURNS_SHARE = 0.75  # of the measured rate, for all turns together: a quarter is left to the host
+SLOW_RATE = 20_000_000  # bytes/s, synced: an A1 card is rated for 10 MB/s (facts.md), the slowest SSD for 100
+RATE_MIN = 100_000  # bytes/s; below this the disk stalled during the measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a host. `slow`: its disk is a card, a USB or a turning disk.
+    """Facts about a host. `slow`: its disk is an SD card, a USB disk or a hard disk.
 
-    `rate`: bytes/s that the disk took in the measurement, each block synced; None: not measured.
+    `rate`: bytes/s written in the measurement, each block synced; None: not measured.
     """
 
     kernel: Kernel
@@ -33,7 +33,7 @@ class Facts:
 
     @property
     def is_slow(self) -> bool:
-        """By its kind, or as measured."""
+        """Whether the disk is slow by its kind or as measured."""
         return self.slow or (self.rate is not None and self.rate < SLOW_RATE)
 
 
@@ -47,28 +47,30 @@ class Setting:
 
 
 def propose(facts: Facts) -> tuple[Setting, ...]:
-    """The settings that suit the host, in the order of the file."""
+    """The settings for the host, in the order of the file."""
     if not facts.is_slow:
         cap = max(FAST_CAP_MIN, facts.cpus)
         known = facts.kernel.disk.name is not None
-        why = "this disk is not the first thing to run out" if known else "which disk they use is not known"
-        return (Setting(("limits", "global_concurrent_turns"), cap, (f"A turn for each processor: {why}.",)),)
+        why = "this disk is not the bottleneck" if known else "the disk that they use is unknown"
+        return (Setting(("limits", "global_concurrent_turns"), cap, (f"One turn per processor: {why}.",)),)
     settings = [
         Setting(
             ("limits", "global_concurrent_turns"),
             SLOW_CAP,
-            ("More at once are done no sooner on such a disk, and the rest of the host waits for it.",),
+            ("On such a disk, more turns at a time finish no sooner, and the rest of the host has to wait.",),
         ),
     ]
     if facts.rate is not None and facts.rate >= RATE_MIN:
         share = int(facts.rate * TURNS_SHARE / SLOW_CAP / 1000)
-        measured = f"The disk took {facts.rate / 1e6:.1f} MB/s in synced blocks: a quarter stays the host's,"
+        measured = (
+            f"The disk wrote {facts.rate / 1e6:.1f} MB/s in synced blocks: a quarter is left to the host,"
+        )
         settings.append(
             Setting(
                 ("turn", "write_bandwidth"),
                 f"{share}K",
                 (
-                    f"{measured} the rest is for {SLOW_CAP} turns.",
+                    f"{measured} the rest is shared by {SLOW_CAP} turns.",
                     *_inert(Limits(write_bandwidth=share * 1000), facts.kernel),
                 ),
             )
@@ -77,25 +79,25 @@ def propose(facts: Facts) -> tuple[Setting, ...]:
 
 
 def slice_weight(facts: Facts) -> tuple[int | None, str]:
-    """The IOWeight of hostguard.slice, so of all turns beside the rest of the host, and why; None: why none.
+    """The IOWeight of hostguard.slice, so of all turns together, and the reason for it or for None.
 
-    Not a key of the configuration: a turn's own io_weight is its share beside other turns of its mind.
+    It is not in the configuration: a turn's io_weight is its share relative to other turns of its mind.
     """
     kernel = facts.kernel
     if not facts.is_slow:
         return None, "the disk is fast"
     if "io" not in kernel.controllers:
-        return None, "cgroup version 2 has no io controller here"
+        return None, "cgroup version 2 has no io controller on this host"
     if kernel.weighs is None:
         return (
             None,
-            f"{kernel.disk.name} has the scheduler {kernel.scheduler or 'unknown'}, which weighs nothing",
+            f"the scheduler of {kernel.disk.name}, {kernel.scheduler or 'unknown'}, does not support weights",
         )
-    return IO_WEIGHT, f"half of what another slice has, by {kernel.weighs}"
+    return IO_WEIGHT, f"half of the weight of another slice, applied by {kernel.weighs}"
 
 
 def file_lines(head: str, settings: tuple[Setting, ...], elsewhere: Mapping[KeyPath, str]) -> Iterator[str]:
-    """The file as TOML, with reasons. What another file sets (`elsewhere`: key -> file) is left out."""
+    """The file as TOML, with reasons. Keys set in another file (`elsewhere`: key -> file) become comments."""
     yield f"# {head}"
     table: KeyPath = ()
     for setting in settings:
@@ -111,7 +113,7 @@ def file_lines(head: str, settings: tuple[Setting, ...], elsewhere: Mapping[KeyP
 
 
 def _inert(limits: Limits, kernel: Kernel) -> Iterator[str]:
-    """What keeps the kernel from applying the limit, if anything does."""
+    """Why the kernel does not apply the limit, if so."""
     for verdict in judge(limits, kernel, None):
         if verdict.label is not Label.ENFORCED:
-            yield f"It is {verdict.label} here: {verdict.why}. See hostguard doctor."
+            yield f"On this host it is {verdict.label}: {verdict.why}. See hostguard doctor."

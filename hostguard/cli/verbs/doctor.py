@@ -1,4 +1,4 @@
-"""hostguard doctor: what this host can and cannot enforce, and how to mend it."""
+"""hostguard doctor: check which limits this host can enforce."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hostguard.cli.render import terminal_width
 from hostguard.core.text import safe
 
 INDENT = " " * 9
-WIDTH = 80  # where there is no terminal
+WIDTH = 80  # without a terminal
 COLOURS = {Level.PROBLEM: "red", Level.WARNING: "yellow", Level.OK: "green"}
 
 
 @click.command()
 @json_option
 def command(as_json: bool) -> int:
-    """Check what this host can and cannot enforce, and tell how to mend what it cannot.
+    """Check which limits this host can enforce, and explain how to fix those it cannot.
 
-    Changes nothing, and works without the daemon. Run it as root: other users see less. Exits with 1 if there
-    is a problem; warnings are for you to weigh.
+    It changes nothing and works without the daemon. Run it as root: other users see less. It exits with 1 if
+    there is a problem, but not for a warning.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def command(as_json: bool) -> int:
 
 
 def report(checks: Sequence[Check], width: int) -> Iterator[str]:
-    """The screen: what is wrong with its mend, then what is well, in one paragraph."""
+    """The report: each finding with its fix, then the names of the checks that passed."""
     for check in checks:
         if check.level is Level.OK:
             continue
@@ -52,9 +52,9 @@ def report(checks: Sequence[Check], width: int) -> Iterator[str]:
         if check.why:
             yield from textwrap.wrap(safe(check.why), width, initial_indent=INDENT, subsequent_indent=INDENT)
         yield from (f"{INDENT}> {safe(line)}" for line in check.mend)
-    fine = [check.name for check in checks if check.level is Level.OK]
-    if fine:
-        yield from _paragraph(Level.OK, ", ".join(fine), width)
+    passed = [check.name for check in checks if check.level is Level.OK]
+    if passed:
+        yield from _paragraph(Level.OK, ", ".join(passed), width)
 
 
 def _paragraph(level: Level, text: str, width: int) -> Iterator[str]:

@@ -86,7 +86,7 @@ def test_the_doctor_tells_what_the_daemon_read_back_and_works_without_it(host: G
     host.guard.stop()
     run("systemctl", "stop", "hostguard.socket")
     alone = examined(host.guard)
-    assert (alone["daemon"]["level"], alone["daemon"]["found"]) == ("problem", "it does not run")
+    assert (alone["daemon"]["level"], alone["daemon"]["found"]) == ("problem", "it is not running")
     assert alone["limits"] == checks["limits"]
     shown = host.guard.cli("doctor", check=False).stdout.splitlines()
     assert shown[0].split()[0] == "problem"

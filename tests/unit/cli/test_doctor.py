@@ -86,7 +86,7 @@ def test_raspberry_pi_os_with_every_limit(tmp_path: Path) -> None:
         one(checks, "scheduler").mend[0]
         == "# this kernel has no BFQ: use write_bandwidth instead of io_weight"
     )
-    assert one(checks, "memory_controller").found.endswith("switches it off: memory_max cannot act")
+    assert one(checks, "memory_controller").found.endswith("disables it: memory_max cannot take effect")
 
 
 def test_raspberry_pi_os_mended_is_well_and_fits_on_a_screen(tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ def test_an_option_that_was_added_waits_for_a_reboot(tmp_path: Path) -> None:
 
 def test_a_kernel_without_psi_is_not_to_be_given_the_option_again(tmp_path: Path) -> None:
     files = {**PI, "proc/cmdline": f"{PI_CMDLINE} psi=1\n"}
-    assert one(doctor.examine(host(tmp_path, files)), "psi").mend == ("# it takes a kernel with CONFIG_PSI",)
+    assert one(doctor.examine(host(tmp_path, files)), "psi").mend == (
+        "# this needs a kernel with CONFIG_PSI",
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_users_own_manager_has_fewer_controllers(tmp_path: Path, monkeypatch: 
     checks = doctor.examine(host(tmp_path, files, config=config, daemon=None, user=True))
     assert one(checks, "io_controller").level is Level.PROBLEM
     assert (
-        "the user manager has no io controller: write_bandwidth cannot act"
+        "the user manager has no io controller: write_bandwidth cannot take effect"
         in one(checks, "io_controller").found
     )
     assert "Delegate=cpu io memory pids" in one(checks, "io_controller").mend[0]

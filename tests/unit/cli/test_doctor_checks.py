@@ -31,9 +31,9 @@ from hostguard.core.model import Config, Limits, Mind
     ("files", "fields", "name", "level", "words"),
     [
         ({}, {"systemd": 247}, "systemd", Level.WARNING, "247"),
-        ({}, {"faults": ("a.toml: cannot be read: Permission denied",)}, "config", Level.WARNING, "you may not read it: a.toml"),
+        ({}, {"faults": ("a.toml: cannot be read: Permission denied",)}, "config", Level.WARNING, "no permission to read it: a.toml"),
         ({}, {"faults": ("a.toml: limits.x: unknown key", "b")}, "config", Level.PROBLEM, "unknown key (and 1 more)"),
-        ({}, {"daemon": None}, "daemon", Level.PROBLEM, "it does not run"),
+        ({}, {"daemon": None}, "daemon", Level.PROBLEM, "it is not running"),
         ({}, {"daemon": None, "daemon_fault": "you may not", "denied": True}, "daemon", Level.WARNING, "you may not"),
         ({}, {"daemon": None, "daemon_fault": "does not answer"}, "daemon", Level.PROBLEM, "does not answer"),
         ({}, {"daemon": RUNNING | {"state": "no_systemd"}}, "daemon", Level.PROBLEM, "cannot reach systemd"),
@@ -59,7 +59,7 @@ from hostguard.core.model import Config, Limits, Mind
             "io_weight in part (so)",
         ),
         ({"sys/fs/cgroup/hostguard.slice/hostguard.service/cgroup.procs": "1\n"}, {}, "place", Level.PROBLEM, "is in"),
-        ({"proc/self/mountinfo": MMC_MOUNTS}, {}, "cgroup", Level.PROBLEM, "version 2 is not there"),
+        ({"proc/self/mountinfo": MMC_MOUNTS}, {}, "cgroup", Level.PROBLEM, "version 2 is not mounted"),
         (
             {
                 "proc/self/mountinfo": "31 25 0:30 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
@@ -69,11 +69,11 @@ from hostguard.core.model import Config, Limits, Mind
             {},
             "cgroup",
             Level.PROBLEM,
-            "only beside version 1",
+            "next to version 1",
         ),
         ({"proc/self/mountinfo": CGROUP2.replace("rw", "ro") + MMC_MOUNTS}, {}, "cgroup", Level.PROBLEM, "read-only"),
         ({"proc/sys/kernel/hung_task_panic": "1\n"}, {}, "hung_task", Level.WARNING, "waits 120 s"),
-        ({"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS.replace("rw", "ro")}, {}, "file_system", Level.PROBLEM, "/ is read-only"),
+        ({"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS.replace("rw", "ro")}, {}, "file_system", Level.PROBLEM, "/, which holds the queue, is read-only"),
         (
             {"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS.replace("rw,noatime", "rw,sync,noatime")},
             {},
@@ -110,7 +110,7 @@ from hostguard.core.model import Config, Limits, Mind
             {},
             "memory_controller",
             Level.WARNING,
-            "cgroup_disable=memory switches it off",
+            "cgroup_disable=memory disables it",
         ),
     ],
 )  # fmt: skip
@@ -153,7 +153,7 @@ def test_weights_act_with_bfq(tmp_path: Path) -> None:
     }
     checks = doctor.examine(host(tmp_path, files, config=EVERYTHING))
     assert levels(checks) == {}
-    assert one(checks, "scheduler").found == "bfq, weighed by BFQ"
+    assert one(checks, "scheduler").found == "bfq, weights applied by BFQ"
 
 
 def test_limits_that_were_not_read_back_are_not_called_enforced(tmp_path: Path) -> None:

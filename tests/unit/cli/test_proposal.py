@@ -58,22 +58,22 @@ def test_the_file_is_a_configuration(tmp_path) -> None:  # type: ignore[no-untyp
 
 def test_the_file_says_what_the_kernel_does_not_apply() -> None:
     said = text(Facts(PI, True, 4, 8_000_000.0))
-    assert "# It is partial here: cgroup version 2 has no memory controller here" in said
+    assert "# On this host it is partial: cgroup version 2 has no memory controller here" in said
     assert "partial" not in text(Facts(ALL, True, 4, 8_000_000.0))
 
 
 @pytest.mark.parametrize(
     ("facts", "weight"),
     [
-        (Facts(ALL, True, 4), (50, "half of what another slice has, by BFQ")),
+        (Facts(ALL, True, 4), (50, "half of the weight of another slice, applied by BFQ")),
         (
             Facts(replace(ALL, scheduler="none", iocost=True), True, 4),
-            (50, "half of what another slice has, by iocost"),
+            (50, "half of the weight of another slice, applied by iocost"),
         ),
-        (Facts(PI, True, 4), (None, "mmcblk0 has the scheduler mq-deadline, which weighs nothing")),
+        (Facts(PI, True, 4), (None, "the scheduler of mmcblk0, mq-deadline, does not support weights")),
         (
             Facts(replace(ALL, controllers=frozenset()), True, 4),
-            (None, "cgroup version 2 has no io controller here"),
+            (None, "cgroup version 2 has no io controller on this host"),
         ),
         (Facts(ALL, False, 4), (None, "the disk is fast")),
     ],
@@ -84,7 +84,7 @@ def test_the_weight_of_all_turns(facts: Facts, weight: tuple[int | None, str]) -
 
 def test_a_host_whose_disk_is_not_known() -> None:
     unknown = Kernel(Device(None, None, "it is on overlay"), None, frozenset())
-    assert "which disk they use is not known" in text(Facts(unknown, False, 4))
+    assert "the disk that they use is unknown" in text(Facts(unknown, False, 4))
 
 
 def test_what_another_file_sets_is_left_out() -> None:

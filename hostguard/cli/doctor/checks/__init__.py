@@ -1,4 +1,4 @@
-"""What `hostguard doctor` looks at: small functions from a Host, all that was read of it, to a Check."""
+"""The checks of `hostguard doctor`: functions from a Host, the state that was read, to a Check."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hostguard.linux.mounts import Mount
 
 
 class Level(StrEnum):
-    """How bad a finding is. The order is that of the report."""
+    """The severity of a finding, in the order of the report."""
 
-    PROBLEM = "problem"  # the guard, or something configured, does not work
-    WARNING = "warning"  # it works, but worse than it could
+    PROBLEM = "problem"  # the guard or a configured limit does not work
+    WARNING = "warning"  # it works, but not as well as it could
     OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `mend` is shell, for root; what a person must do is a comment in it. `name` is stable."""
+    """One finding. `name` is stable. `mend` is the fix: shell commands for root, other steps as comments."""
 
     name: str
     level: Level
@@ -41,11 +41,11 @@ def ok(name: str, found: str) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What was read of a host. Files are read below `root`.
+    """The state of a host. Files are read below `root`.
 
-    `faults`: of the configuration, then `config` is the default. `daemon`: its status, None if it does not
-    run; `daemon_fault`: why it does not tell, `denied` if only we may not ask. `free`: bytes free and in all
-    where the queue is.
+    `faults`: errors in the configuration; then `config` has the defaults. `daemon`: its status, None if it is
+    not running or failed. `daemon_fault`: its error; `denied`: the error is missing permission. `free`: free
+    and total bytes of the file system of the queue.
     """
 
     root: Path
@@ -53,32 +53,32 @@ class Host:
     kernel: Kernel
     config: Config = field(default_factory=Config)
     faults: tuple[str, ...] = ()
-    systemd: int | None = None  # major version; None: this host does not run it
+    systemd: int | None = None  # major version; None: not running
     daemon: Mapping[str, Any] | None = None
     daemon_fault: str = ""
     denied: bool = False
     free: tuple[int, int] = (0, 0)
-    user: bool = False  # the guard is of a user's own service manager
+    user: bool = False  # the guard runs under a user's service manager
 
     def text(self, path: str) -> str:
-        """A file's text, "" if there is none or it cannot be read."""
+        """The text of a file, "" if it cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="replace")
         except OSError:
             return ""
 
     def exists(self, path: str) -> bool:
-        """Whether there is something at the path."""
+        """Whether the path exists."""
         return (self.root / path.lstrip("/")).exists()
 
     def mount_of(self, path: str) -> Mount | None:
-        """The mount that a path is on, going by its name."""
+        """The mount that contains the path, by its name."""
         inside = [
             mount
             for mount in mounts.read(self.root)
             if mount.place == "/" or f"{path}/".startswith(f"{mount.place}/")
         ]
-        # The last of those with the longest name: it hides the others.
+        # The last one with the longest name hides the others.
         return max(reversed(inside), key=lambda mount: len(mount.place), default=None)
 
     @property
@@ -88,7 +88,7 @@ class Host:
 
     @property
     def slow(self) -> bool:
-        """Whether the disk is of a kind that is easily kept busy: a card, a USB or a turning disk."""
+        """Whether the disk is of a slow kind: an SD card, a USB disk or a hard disk."""
         name = self.device.name
         if name is None:
             return False
@@ -100,7 +100,7 @@ class Host:
 
 
 def boot_option(host: Host, option: str) -> tuple[str, ...]:
-    """How to add an option to the kernel's command line on this host."""
+    """The commands that add an option to the kernel's command line on this host."""
     for file in ("/boot/firmware/cmdline.txt", "/boot/cmdline.txt"):
         if host.exists(file):
             if option in host.text(file).split():

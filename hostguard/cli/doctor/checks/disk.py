@@ -1,4 +1,4 @@
-"""The disk: which it is, how it is driven, and what else writes to it."""
+"""Checks of the disk: its identity, its settings, and other writers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hostguard.core import paths
 from hostguard.linux.disk import mounts_on, of_number
 from hostguard.linux.limits import configured
 
-SPEED = 10_000_000  # bytes/s that an SD card of class A1 takes
-FLUSH_S = 10  # seconds of writing at SPEED that may wait in memory
+SPEED = 10_000_000  # bytes/s, the write rate of an SD card of class A1
+FLUSH_S = 10  # seconds: how much writing at SPEED may wait in memory
 SYSCTL = "/etc/sysctl.d/90-hostguard.conf"
-SPARE = (64 << 20, 256 << 20)  # bytes free: below the first a problem, below the second a warning
+SPARE = (64 << 20, 256 << 20)  # free bytes: a problem below the first, a warning below the second
 
 
 def device(host: Host) -> Check:
-    """One disk is known that turns are guarded against."""
+    """The disk to guard is known."""
     found = host.device
     if found.node is not None or host.config.device_path == "none":
         return ok("device", found.reason)
@@ -26,7 +26,7 @@ def device(host: Host) -> Check:
         "device",
         Level.PROBLEM,
         found.reason,
-        "No limit on the disk can be set, and pressure does not see the disk.",
+        "No disk limit can be set, and pressure cannot watch the disk.",
         (
             "lsblk -s    # shows the disks",
             f'# path = "/dev/..." under [device] in {paths.CONFIG}',
@@ -36,16 +36,16 @@ def device(host: Host) -> Check:
 
 
 def scheduler(host: Host) -> Check:
-    """Where weights are configured, something weighs."""
+    """If weights are configured, the scheduler supports them."""
     kernel, name = host.kernel, host.device.name
     if kernel.weighs is not None or not any(limits.io_weight for limits in configured(host.config)):
-        weighs = f", weighed by {kernel.weighs}" if kernel.weighs else ""
-        return ok("scheduler", f"{kernel.scheduler or 'not known'}{weighs}")
+        weighs = f", weights applied by {kernel.weighs}" if kernel.weighs else ""
+        return ok("scheduler", f"{kernel.scheduler or 'unknown'}{weighs}")
     if name is None or "io" not in kernel.controllers:
-        return ok("scheduler", "does not matter: weights cannot act")
+        return ok("scheduler", "irrelevant: weights have no effect")
     why = (
-        "io_weight acts only with the scheduler BFQ, or with iocost. BFQ suits cards, USB and turning disks."
-        " On a fast NVMe disk it costs more than it gives: there leave io_weight out and use write_bandwidth."
+        "io_weight needs the scheduler BFQ, or iocost. BFQ suits SD cards, USB disks and hard disks. On a"
+        " fast NVMe disk it costs more than it gains: remove io_weight and use write_bandwidth instead."
     )
     if not _has_bfq(host, name):
         mend: tuple[str, ...] = ("# this kernel has no BFQ: use write_bandwidth instead of io_weight",)
@@ -55,7 +55,9 @@ def scheduler(host: Host) -> Check:
             f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
             f"udevadm control --reload; udevadm trigger --action=change /sys/block/{name}",
         )
-    found = f"{name} has {kernel.scheduler or 'none'}, which does not weigh: io_weight cannot act"
+    found = (
+        f"{name} has {kernel.scheduler or 'none'}, which does not support weights: io_weight has no effect"
+    )
     return Check("scheduler", Level.PROBLEM, found, why, mend)
 
 
@@ -63,33 +65,33 @@ def _has_bfq(host: Host, name: str) -> bool:
     if "bfq" in host.text(f"/sys/block/{name}/queue/scheduler").split():
         return True
     modules = host.root / "lib/modules" / host.text("/proc/sys/kernel/osrelease").strip()
-    return any(modules.glob("kernel/block/bfq.ko*"))  # choosing it loads it
+    return any(modules.glob("kernel/block/bfq.ko*"))  # selecting it loads it
 
 
 def file_system(host: Host) -> Check:
-    """The queue's file system can be written, and no mount option makes the disk slower than it is."""
+    """The file system of the queue is writable, and no mount option slows the disk down."""
     state = host.mount_of(str(paths.STATE))
     if state is not None and "ro" in state.options:
         return Check(
             "file_system",
             Level.PROBLEM,
-            f"{state.place} is read-only, and the queue is on it",
-            "After errors of the disk the kernel makes ext4 read-only: the card may be failing.",
-            ("dmesg -l err,warn | tail -50    # then fsck at the next boot, or a new card",),
+            f"{state.place}, which holds the queue, is read-only",
+            "The kernel makes ext4 read-only after disk errors: the card may be failing.",
+            ("dmesg -l err,warn | tail -50    # then run fsck at the next boot, or replace the card",),
         )
     if state is not None and state.kind in ("tmpfs", "ramfs"):
         return Check(
             "file_system",
             Level.WARNING,
-            f"the queue, {paths.STATE}, is in memory ({state.kind} on {state.place})",
-            "What was accepted is lost with the power.",
+            f"the queue in {paths.STATE} is in memory ({state.kind} on {state.place})",
+            "Accepted messages are lost at power-off.",
             (f"# mount a disk at {paths.STATE}",),
         )
     reasons = {
-        "sync": "every write is waited for",
-        "dirsync": "every change of a folder is waited for",
-        "strictatime": "every read is a write, too",
-        "discard": "every removal waits for the disk to erase; fstrim.timer does it once a week instead",
+        "sync": "every write blocks",
+        "dirsync": "every change of a directory blocks",
+        "strictatime": "every read also writes",
+        "discard": "every removal waits for the disk to erase; use fstrim.timer instead, which runs weekly",
     }
     slowing = [
         (mount, option)
@@ -107,15 +109,15 @@ def file_system(host: Host) -> Check:
             f"{', '.join(f'{mount.place} is mounted with {option}' for mount, option in slowing)}",
             f"With {option} {reasons[option]}.",
             (
-                f"# take {option} out of the line of {mount.place} in /etc/fstab",
+                f"# remove {option} from the line of {mount.place} in /etc/fstab",
                 f"mount -o remount {mount.place}",
             ),
         )
-    return ok("file_system", f"{state.kind} on {state.place}" if state else "not known")
+    return ok("file_system", f"{state.kind} on {state.place}" if state else "unknown")
 
 
 def space(host: Host) -> Check:
-    """There is room for the queue."""
+    """There is enough space for the queue."""
     free, total = host.free
     text = f"{free >> 20} of {total >> 20} MiB free at {paths.STATE}"
     if free >= SPARE[1] or not total:
@@ -124,16 +126,16 @@ def space(host: Host) -> Check:
         "space",
         Level.PROBLEM if free < SPARE[0] else Level.WARNING,
         text,
-        "Without room nothing is accepted. A full card is slow as well, as it must tidy up for every write.",
+        "Without free space no message is accepted. A full card is slow: it reclaims space at each write.",
         (
             "journalctl --vacuum-size=50M; apt-get clean",
-            "du -xh / | sort -h | tail -20    # what takes the room",
+            "du -xh / | sort -h | tail -20    # the largest directories",
         ),
     )
 
 
 def dirty(host: Host) -> Check:
-    """The kernel does not gather more writes than a slow disk takes in some seconds."""
+    """The kernel caches no more unwritten data than a slow disk writes in some seconds."""
     fixed = int(host.text("/proc/sys/vm/dirty_bytes").strip() or 0)
     ratio = int(host.text("/proc/sys/vm/dirty_ratio").strip() or 20)
     memory = re.search(r"^MemTotal:\s+([0-9]+) kB", host.text("/proc/meminfo"), re.MULTILINE)
@@ -145,8 +147,8 @@ def dirty(host: Host) -> Check:
         "dirty_pages",
         Level.WARNING,
         f"{setting} lets {limit // 1_000_000} MB of writes wait in memory: {limit // SPEED} s for a card",
-        "Whoever calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes settings"
-        " switch the _ratio ones off.",
+        "A program that calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes"
+        " settings override the _ratio ones.",
         (
             f"printf 'vm.dirty_bytes = 33554432\\nvm.dirty_background_bytes = 8388608\\n' >{SYSCTL}",
             "sysctl --system",
@@ -155,24 +157,24 @@ def dirty(host: Host) -> Check:
 
 
 def swap(host: Host) -> Check:
-    """No swapping to the disk that stalls; zram is fine."""
+    """There is no swap on a slow disk; zram is fine."""
     name = host.device.name
     entries = (line.split() for line in host.text("/proc/swaps").splitlines()[1:])
     on_disk = [entry for entry in entries if name and _disk_of_swap(host, entry[0], entry[1]) == name]
     if not on_disk:
-        return ok("swap", f"none on {name}" if name else "not known where")
+        return ok("swap", f"none on {name}" if name else "unknown")
     place, _kind, _size, used = on_disk[0][:4]
     found = f"swap is on {name} ({place}, {int(used) >> 10} MiB used)"
     if not host.slow:
         return ok("swap", found)
-    mend = f"swapoff {place}    # and take it out of /etc/fstab; apt-get install systemd-zram-generator"
+    mend = f"swapoff {place}    # and remove it from /etc/fstab; apt-get install systemd-zram-generator"
     if host.exists("/etc/dphys-swapfile"):
         mend = "systemctl disable --now dphys-swapfile; apt-get install systemd-zram-generator"
     return Check(
         "swap",
         Level.WARNING,
         found,
-        "When memory runs short, every task waits for the disk that turns keep busy, and no limit binds it.",
+        "When memory is short, every task waits for the disk that turns use, and swapping is not limited.",
         (mend,),
     )
 
@@ -190,7 +192,7 @@ def _disk_of_swap(host: Host, place: str, kind: str) -> str | None:
 
 
 def journal(host: Host) -> Check:
-    """journald does not keep a slow disk busy."""
+    """journald does not write to a slow disk."""
     settings = _journald(host)
     storage = settings.get("Storage", "auto").lower()
     kept = storage == "persistent" or (storage == "auto" and host.exists("/var/log/journal"))
@@ -200,13 +202,13 @@ def journal(host: Host) -> Check:
     }
     if not (kept and on_disk and host.slow):
         return ok("journal", "on the disk" if kept else "in memory")
-    drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts behind Raspberry Pi OS's own, 40-
+    drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts after that of Raspberry Pi OS, 40-
     return Check(
         "journal",
         Level.WARNING,
         f"the journal is written to {host.device.name}",
-        "While the card stalls so does journald, and with it whoever logs. In memory it costs no write; but"
-        " then a reboot takes it, also what told of a crash.",
+        "When the card stalls, journald and every program that logs stall too. A journal in memory costs no"
+        " writes, but a reboot loses it, including the messages before a crash.",
         (
             f"mkdir -p {Path(drop_in).parent}; printf '[Journal]\\nStorage=volatile\\n' >{drop_in}",
             "systemctl restart systemd-journald",
@@ -215,9 +217,9 @@ def journal(host: Host) -> Check:
 
 
 def _journald(host: Host) -> dict[str, str]:
-    """journald's settings: drop-ins are laid over the file in the order of their names (journald.conf(5))."""
+    """The settings of journald: drop-ins override the file, in order of their names (journald.conf(5))."""
     drop_ins: dict[str, str] = {}
-    for folder in ("usr/lib", "usr/local/lib", "run", "etc"):  # of the same name, the last counts
+    for folder in ("usr/lib", "usr/local/lib", "run", "etc"):  # the last one of a name counts
         for file in (host.root / folder / "systemd/journald.conf.d").glob("*.conf"):
             drop_ins[file.name] = f"/{folder}/systemd/journald.conf.d/{file.name}"
     found: dict[str, str] = {}

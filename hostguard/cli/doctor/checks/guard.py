@@ -1,4 +1,4 @@
-"""The guard itself: its configuration, its service, and whether what it guards is in its reach."""
+"""Checks of the guard itself: its configuration, its service, and whether the turns are in its reach."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from hostguard.core.units import SLICE
 from hostguard.linux.cgroup import MOUNT
 from hostguard.linux.limits import Label, Verdict, configured, judge, worst
 
-SHOWN = 3  # processes that are named
+SHOWN = 3  # processes to name
 
 
 def config(host: Host) -> Check:
-    """The configuration can be used."""
+    """The configuration is valid."""
     if not host.faults:
         sources = host.config.sources
         return ok("config", f"read {', '.join(sources)}" if sources else "no file: the defaults apply")
     unread = [fault for fault in host.faults if fault.endswith(os.strerror(errno.EACCES))]
-    if unread:  # root may read everything
-        why = "What follows is of the defaults."
+    if unread:  # root can read everything
+        why = "The other checks use the defaults."
         return Check(
-            "config", Level.WARNING, f"you may not read it: {unread[0]}", why, ("sudo hostguard doctor",)
+            "config", Level.WARNING, f"no permission to read it: {unread[0]}", why, ("sudo hostguard doctor",)
         )
     return Check(
         "config",
         Level.PROBLEM,
         host.faults[0] + (f" (and {len(host.faults) - 1} more)" if len(host.faults) > 1 else ""),
-        "The guard does not start with it, and does not take it over. What follows is of the defaults.",
+        "The guard does not start with it, and rejects it on reload. The other checks use the defaults.",
         ("hostguard config check",),
     )
 
 
 def minds(host: Host) -> Check:
-    """There is somebody to guard: else this is the first run, or the wrong host."""
+    """At least one mind is configured; otherwise this is the first run, or the wrong host."""
     if host.config.minds or host.faults:
-        return ok("minds", ", ".join(host.config.minds) or "not known")
+        return ok("minds", ", ".join(host.config.minds) or "unknown")
     steps = (
         "hostguard setup    # limits that suit this host",
-        "hostguard mind add NAME ...    # a command, a server, or a mind of Volute's",
+        "hostguard mind add NAME ...    # a command, a server or a Volute mind",
         "hostguard reload",
     )
-    return Check("minds", Level.WARNING, "no mind is configured", "So there is nothing to guard yet.", steps)
+    return Check("minds", Level.WARNING, "no mind is configured", "There is nothing to guard yet.", steps)
 
 
 def daemon(host: Host) -> Check:
-    """The guard runs, and comes back after a reboot."""
+    """The guard runs, and starts at boot."""
     status = host.daemon
     if status is None:
         if host.denied:
@@ -56,13 +56,19 @@ def daemon(host: Host) -> Check:
         unit = "--user-unit" if host.user else "--unit"
         log = f"journalctl {unit} hostguard -n 20"
         if host.daemon_fault:
-            why = "It runs, but does not work: nothing is accepted or started."
+            why = "It runs but does not work: no message is accepted and no turn starts."
             return Check("daemon", Level.PROBLEM, host.daemon_fault, why, (log,))
         start = (f"{host.systemctl} enable --now hostguard", f"{log}    # if it fails")
-        return Check("daemon", Level.PROBLEM, "it does not run", "Nothing holds turns back.", start)
+        return Check("daemon", Level.PROBLEM, "it is not running", "No turn is limited.", start)
     if status["state"] == "no_systemd":
         mend = (f"{host.systemctl} status dbus; {host.systemctl} restart hostguard",)
-        return Check("daemon", Level.PROBLEM, "it cannot reach systemd", "It starts no turn unseen.", mend)
+        return Check(
+            "daemon",
+            Level.PROBLEM,
+            "it cannot reach systemd",
+            "It starts no turn that it cannot count.",
+            mend,
+        )
     if status["problems"]:
         text = "; ".join(problem["text"] for problem in status["problems"])
         return Check("daemon", Level.PROBLEM, text, "", ("journalctl -t hostguardd -p warning -b",))
@@ -70,7 +76,7 @@ def daemon(host: Host) -> Check:
         host.exists(f"{place}/multi-user.target.wants/hostguard.service") for place in _WANTS
     ):
         mend = ("systemctl enable hostguard",)
-        return Check("daemon", Level.WARNING, "it runs, but does not after a reboot", "", mend)
+        return Check("daemon", Level.WARNING, "it runs, but will not start at boot", "", mend)
     return ok("daemon", f"{status['state']}, version {status['version']}")
 
 
@@ -78,31 +84,31 @@ _WANTS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/run/systemd/system
 
 
 def place(host: Host) -> Check:
-    """The guard is not among what it limits."""
+    """The guard is outside the slice that it limits."""
     if not host.exists(f"{MOUNT}/{SLICE}/hostguard.service"):
         return ok("place", f"outside {SLICE}")
-    why = "The limits of the turns bind it, too: it cannot act just when it must."
-    mend = ("systemctl edit hostguard    # take Slice= out", "systemctl restart hostguard")
+    why = "The limits of the turns apply to it too: it cannot act when it must."
+    mend = ("systemctl edit hostguard    # remove Slice=", "systemctl restart hostguard")
     return Check("place", Level.PROBLEM, f"hostguard.service is in {SLICE}", why, mend)
 
 
 def cap(host: Host) -> Check:
-    """On a slow disk there is a cap."""
+    """There is a cap if the disk is slow."""
     limit = host.config.global_concurrent_turns if host.daemon is None else host.daemon["cap"]
     if limit is not None or not host.slow:
         return ok("cap", "unlimited" if limit is None else f"{limit} turns")
     return Check(
         "cap",
         Level.WARNING,
-        f"any number of turns may start at once on {host.device.name}",
-        "Pressure lowers the cap only once the disk is slow already. A cap costs no throughput on a card: it"
-        " is the bottleneck either way (24 turns: 18 s at once, 17 s by two).",
+        f"no cap is set, and {host.device.name} is slow",
+        "Without a cap, the guard acts only after the disk has become slow. A cap costs no throughput on an"
+        " SD card, which is the bottleneck either way (24 turns: 18 s all at once, 17 s two at a time).",
         ("hostguard limit set global_concurrent_turns=2",),
     )
 
 
 def limits(host: Host) -> Check:
-    """The limits that are configured act: as the daemon read them back, else as far as can be told."""
+    """The configured limits take effect, as the daemon read them back, or as far as is known."""
     if host.daemon is not None:
         verdicts = [
             Verdict(item["limit"], Label(item["label"]), item["why"])
@@ -125,13 +131,13 @@ def limits(host: Host) -> Check:
         "limits",
         Level.PROBLEM if inert else Level.WARNING,
         "; ".join(f"{', '.join(names)} {acts[label]} ({why})" for (label, why), names in groups.items()),
-        "A limit that does not act is worse than none: somebody relies on it.",
-        ("# mend what is found of the controllers, the scheduler or the device; or remove the limit",),
+        "A limit without effect is worse than none, because somebody relies on it.",
+        ("# fix the findings about controllers, scheduler or device, or remove the limit",),
     )
 
 
 def strays(host: Host) -> Check:
-    """What minds run is in the slice, where it is limited and counted."""
+    """The processes of minds are in the slice, where they are limited and counted."""
     found = [f"{pid} {name} in {unit}" for pid, name, unit in _strays(host)]
     if not found:
         return ok("strays", f"no process of a mind outside {SLICE}")
@@ -140,14 +146,14 @@ def strays(host: Host) -> Check:
         "strays",
         Level.WARNING,
         f"processes of minds outside {SLICE}: {', '.join(found[:SHOWN])}{more}",
-        "No limit binds them, and no slot is taken while they write. They were started by a service, cron, or"
-        " with systemd-run. A resident mind's own server belongs outside; its service is the mind's unit.",
-        ("hostguard run --mind NAME -- COMMAND    # instead, for work of a mind",),
+        "They are not limited, and take no slot while they write. A service, cron or systemd-run started"
+        " them. The server of a resident mind belongs outside: set its service as the unit of the mind.",
+        ("hostguard run --mind NAME -- COMMAND    # use this for work of a mind",),
     )
 
 
 def _strays(host: Host) -> Iterator[tuple[str, str, str]]:
-    """Pid, name and unit of each process that left its turn, or is a mind's user's in some service."""
+    """Pid, name and unit of each process that left its turn, or runs as a mind's user in another service."""
     minds = host.config.minds.values()
     users = {str(mind.uid) for mind in minds if mind.user and mind.uid}
     units = {mind.unit for mind in minds if mind.unit}
