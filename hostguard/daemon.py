@@ -12,13 +12,21 @@ import sys
 import time
 from typing import Any
 
+from starlette.routing import Route
+
 from hostguard import __version__
-from hostguard.api import metrics, report, views
-from hostguard.api.app import make_app
+from hostguard.api import events, pressure, report
+from hostguard.api.app import Operator, Status, make_app
+from hostguard.api.deliveries import Deliveries, Waiting
+from hostguard.api.metrics import Metrics
+from hostguard.api.minds import Minds
+from hostguard.api.schedules import Schedules
 from hostguard.api.server import LOCAL, Server, listen
 from hostguard.api.standby import Stopped, open_queue
+from hostguard.api.turns import Turns
+from hostguard.api.views import Views
 from hostguard.api.volute import Endpoint
-from hostguard.api.web import WebEndpoint
+from hostguard.api.web import Pages, WebEndpoint
 from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
 from hostguard.core.model import Config
@@ -159,12 +167,22 @@ class Daemon:
         parts.pumped.subscribe(self._changed)
         self.queue.damaged.subscribe(self._damaged)
         self.readback = parts.readback
-        self.endpoint = Endpoint(self.manager, self.acceptor, self.notifier)
-        self.reporter = report.Reporter(self)
-        pages = report.pages(self, self.reporter)
-        self.web = WebEndpoint([*pages, *metrics.routes(self)], report.preload)
+        self.endpoint = Endpoint(
+            parts.policy, parts.residents, parts.done_tracker, self.acceptor, self.notifier
+        )
+        self.views = Views(
+            parts.policy, parts.live, parts.scopes, parts.gate, parts.backlog, self.kept, parts.ledger,
+            parts.monitor,
+        )  # fmt: skip
+        self.shown = Status(parts.policy, parts.gate, parts.backlog, parts.queue, parts.monitor, self.views)
+        self.metrics = Metrics(
+            parts.policy, parts.live, parts.gate, parts.backlog, self.kept, parts.ledger, parts.monitor,
+            parts.counters,
+        )  # fmt: skip
+        self.reporter = report.Reporter(parts.queue, parts.recorder.timeline, self.status)
+        pages = Pages(parts.policy, self.reporter, parts.dispatcher)
+        self.web = WebEndpoint([*pages.routes(), *self.metrics.routes()])
         self.device = Device(None, None, "not looked at yet")
-        self.started_at = int(time.time() * 1000)
         self._stop = asyncio.Event()
         self._failure: str | None = None
         self._problems: list[dict[str, Any]] = []
@@ -207,7 +225,7 @@ class Daemon:
         except Stopped:
             return
 
-        server = Server(make_app(self), LOCAL)
+        server = Server(make_app(self._routes()), LOCAL)
         await server.start(listener or listen(paths.SOCKET))
         await self.endpoint.start(config.events_listen)
         await self.web.start(config.web_listen)
@@ -229,6 +247,33 @@ class Daemon:
         await self.queue.close()
         if self._failure is not None:
             raise Fatal(self._failure)
+
+    def _routes(self) -> list[Route]:
+        """Those of the API on the unix socket."""
+        parts, views = self.parts, self.views
+        policy, queue, live, dispatcher = parts.policy, parts.queue, parts.live, parts.dispatcher
+        waiting = Waiting(live, parts.ledger.waiters)
+        return [
+            *Deliveries(policy, self.acceptor, queue, parts.backlog, waiting, dispatcher, views).routes(),
+            *Turns(
+                policy,
+                self.acceptor,
+                queue,
+                live,
+                parts.scopes,
+                parts.run_clients,
+                waiting,
+                dispatcher,
+                views,
+            ).routes(),
+            *Minds(policy, parts.settings, self.sleeper, self.kept.files, views).routes(),
+            *Schedules(policy, self.scheduler, views).routes(),
+            *Operator(policy, dispatcher, self.status, self.reload).routes(),
+            *events.routes(parts.recent),
+            *pressure.routes(parts.monitor, parts.gate),
+            *self.metrics.routes(),
+            *report.routes(self.reporter),
+        ]
 
     async def reload(self) -> None:
         """Read the configuration again; a bad one is refused whole. Raises ConfigError."""
@@ -269,8 +314,6 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""
-        device = {"path": self.policy.config.device_path, "node": self.device.node,
-                  "reason": self.device.reason}  # fmt: skip
         problems = list(self._problems)
         if self.endpoint.problem is not None:
             problems.append({"code": "minds_endpoint", "text": self.endpoint.problem})
@@ -279,8 +322,7 @@ class Daemon:
         if self._reload_failed:
             text = "the last reload failed, what was configured before holds: hostguard config check"
             problems.append({"code": "reload_failed", "text": text})
-        enforcement = self.readback.verdicts
-        return views.status(self.manager, self.started_at, os.getpid(), device, problems, enforcement)
+        return self.shown.page(self.device, problems, self.readback.verdicts)
 
     async def _look_at_device(self, config: Config) -> None:
         self.device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
@@ -316,7 +358,7 @@ class Daemon:
             self.notifier.status(self._status_line())
 
     def _status_line(self) -> str:
-        line = views.status_line(self.manager)
+        line = self.shown.line()
         return f"{line}; the last reload failed: hostguard config check" if self._reload_failed else line
 
     def _watch(self) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ import h11
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.core.errors import Problem, bad_request, internal, not_allowed, too_large, unknown
+from hostguard.core.errors import Problem, bad_request, too_large
 from hostguard.core.tasks import Tasks
 
 T = TypeVar("T")
@@ -269,15 +270,15 @@ class Stream(Response):
 
 async def has_left(request: Request) -> bool:
     """True if the client of a request, whose body was read, has left."""
-    leaving = asyncio.ensure_future(_next_message(request))
+
+    async def leave() -> None:
+        await request.receive()
+
+    leaving = asyncio.ensure_future(leave())
     await asyncio.sleep(0)
     if not leaving.done():
         leaving.cancel()
     return leaving.done()
-
-
-async def _next_message(request: Request) -> None:
-    await request.receive()
 
 
 async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
@@ -298,12 +299,21 @@ async def json_object(request: Request, most: int, *, optional: bool = False) ->
     return body
 
 
-def peer(request: Request) -> tuple[int, int]:
-    """(pid, uid) of the caller, as server.peer_of has them. Raises Problem."""
-    client = request.client
-    if client is None or not client.host.startswith("uid="):
-        raise not_allowed("only a local caller on the unix socket can do this")
-    return client.port, int(client.host.removeprefix("uid="))
+def number(value: str | None, default: int) -> int:
+    """A whole number of a query; None or "": `default`. Raises Problem."""
+    if value is None or value == "":
+        return default
+    if not value.isdecimal() or len(value) > 18:
+        raise bad_request(f"{value!r} is not a number")
+    return int(value)
+
+
+def seconds(value: str) -> float:
+    """A number of seconds of a query. Raises Problem."""
+    with suppress(ValueError):
+        if (found := float(value)) >= 0:
+            return found
+    raise bad_request(f"{value!r} is not a number of seconds")
 
 
 def body_max(payload_max: int) -> int:
@@ -324,24 +334,3 @@ def problem(error: Problem) -> JSONResponse:
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, error.status, headers, media_type="application/problem+json")
-
-
-# Coroutines: Starlette runs a plain function in a thread.
-async def _known(_: Request, error: Any) -> Response:
-    return problem(error)
-
-
-async def _no_path(request: Request, _: Any) -> Response:
-    return problem(unknown("path", request.url.path, "see hostguard-api(7)"))
-
-
-async def _no_method(request: Request, _: Any) -> Response:
-    return problem(bad_request(f"{request.method} is not possible here"))
-
-
-async def _fault(_: Request, error: Any) -> Response:
-    return problem(internal(error))
-
-
-# For Starlette: whatever goes wrong is answered as a Problem.
-EXCEPTION_HANDLERS: dict[Any, Any] = {Problem: _known, 404: _no_path, 405: _no_method, Exception: _fault}

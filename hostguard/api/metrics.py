@@ -1,33 +1,227 @@
-"""The page that Prometheus scrapes, as hostguard-api(7) describes it. It answers from memory."""
+"""/metrics: what Prometheus scrapes, as hostguard-api(7) describes it. It answers from memory.
+
+The library is imported at the first scrape: it costs a megabyte. Every name begins with hostguard_, so that
+node_exporter can show the metrics with its own (`hostguard metrics --textfile`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hostguard.api.views import HeldBack, effective_cap
 from hostguard.core.errors import unavailable
+from hostguard.core.model import Mind, Reason
+from hostguard.core.settings import Level
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.gate import Gate
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.policy import Policy
+from hostguard.linux.process import storage
+from hostguard.pressure.monitor import Monitor
 from hostguard.store.requests import ANSWER_S
+from hostguard.telemetry.counters import Counters, Histogram
+from hostguard.turns.live import Live
 
 if TYPE_CHECKING:
-    from hostguard.daemon import Daemon
+    from prometheus_client.core import Metric
+
+MINDS_MAX = 100  # minds with series of their own
+Labels = tuple[str, ...]  # names, or values, of one series
+Values = Mapping[Labels, float]
+OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is left of removed minds
+LIBRARY = "prometheus_client"
 
 
-def routes(daemon: Daemon) -> list[Route]:
-    """The route, for the apps that serve it."""
+class Metrics:
+    """Reads the guard's memory, and counters of the kernel, which are in memory too."""
 
-    async def metrics(request: Request) -> Response:
+    def __init__(
+        self,
+        policy: Policy,
+        live: Live,
+        gate: Gate,
+        backlog: Backlog,
+        held_back: HeldBack,
+        ledger: Ledger,
+        monitor: Monitor,
+        counters: Counters,
+    ) -> None:
+        self._policy, self._live, self._gate, self._backlog = policy, live, gate, backlog
+        self._held_back, self._ledger, self._monitor, self._counts = held_back, ledger, monitor, counters
+        self._shown: Collection[str] = ()
+
+    def routes(self) -> list[Route]:
+        """The route of this module."""
+        return [Route("/metrics", self.get)]
+
+    async def get(self, request: Request) -> Response:
         """GET /metrics."""
         try:
-            load = asyncio.to_thread(import_module, "hostguard.api.exposition")
-            module = await asyncio.wait_for(load, ANSWER_S)
+            library = await asyncio.wait_for(asyncio.to_thread(import_module, LIBRARY), ANSWER_S)
         except TimeoutError:
             raise unavailable("the disk does not answer; hostguard status does") from None
-        body = module.exposition(daemon.manager, daemon.parts.counters)
-        return Response(body, headers={"Content-Type": module.CONTENT_TYPE})
+        return Response(self.text(), headers={"Content-Type": library.CONTENT_TYPE_LATEST})
 
-    return [Route("/metrics", metrics)]
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    @property
+    def _configured(self) -> Mapping[str, Mind]:
+        return self._policy.config.minds
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, for prometheus_client."""
+        self._shown = frozenset(islice(self._configured, MINDS_MAX))
+        yield from self._turns()
+        yield from self._queue()
+        yield from self._pressure()
+        yield from self._disk()
+        if (own := storage(os.getpid())) is not None:
+            text = "Bytes that hostguardd itself wrote to storage."
+            yield _counter("hostguard_written_bytes", text, (), {(): own[1]})
+
+    def _turns(self) -> Iterator[Metric]:
+        counts, host = self._counts, self._gate.host()
+        text = "Turns that are live now: their scopes, and starts under way."
+        active = Counter(self._label(turn.live.mind) for turn in self._live)
+        yield _gauge("hostguard_turns_active", text, ("mind",), self._zeros() | _keyed(active))
+        text = "How many turns may run at once by the configuration; +Inf: any number."
+        yield _gauge("hostguard_turns_cap", text, (), {(): _or_inf(host.cap)})
+        text = "How many turns may run at once now: the cap, or fewer under pressure; +Inf: any number."
+        yield _gauge("hostguard_turns_effective_cap", text, (), {(): _or_inf(effective_cap(host))})
+        text = "Turns that began."
+        yield self._by_mind("hostguard_turns_started", text, counts.started)
+        text = "Turns that ended, by the outcome that hostguard-api(7) lists: exited, stopped, done, ..."
+        ended: Counter[Labels] = Counter()
+        for (mind, outcome), count in counts.ended.items():
+            if mind in self._configured:
+                ended[self._label(mind), outcome] += count
+        yield _counter("hostguard_turns_ended", text, ("mind", "result"), ended)
+        text = "Turns that could not be started, or whose message the mind refused; each is tried again."
+        yield self._by_mind("hostguard_turn_start_failures", text, counts.not_started)
+        text = "From the moment the gate let a turn begin until it was at work."
+        yield _histogram("hostguard_turn_handoff_seconds", text, (), {(): counts.handoff_s})
+        text = "Bytes that turns wrote to storage; counted when a turn ends, where the kernel tells."
+        yield self._by_mind("hostguard_turns_written_bytes", text, self._ledger.written)
+
+    def _queue(self) -> Iterator[Metric]:
+        counts, backlog = self._counts, self._backlog
+        text = "Deliveries that wait: held (due), later (not due yet), batching, gated (no route matches)."
+        waiting: Counter[Labels] = Counter()
+        for mind in dict.fromkeys((*self._configured, *backlog.mind_names())):
+            label, held = self._label(mind), backlog.count(mind)
+            batching, gated = self._held_back.counts(mind)
+            waiting[label, "held"] += held
+            waiting[label, "later"] += backlog.total(mind) - held
+            waiting[label, "batching"] += batching
+            waiting[label, "gated"] += gated
+        yield _gauge("hostguard_queue_deliveries", text, ("mind", "state"), waiting)
+        text = "Holds that began, by the reason at that moment."
+        zeros: dict[Labels, float] = {(str(reason),): 0.0 for reason in Reason}
+        yield _counter("hostguard_holds", text, ("reason",), zeros | _keyed(counts.holds))
+        text = "How long deliveries were held before they went into a turn, by the reason that began it."
+        held_s: dict[Labels, Histogram] = {
+            (reason,): histogram for reason, histogram in counts.held_s.items()
+        }
+        yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
+        text = "Deliveries given up after ten failed attempts: hostguard dead list."
+        yield self._by_mind("hostguard_dead_letters", text, counts.dead)
+
+    def _pressure(self) -> Iterator[Metric]:
+        level, levels = self._monitor.state.level, self._counts.levels
+        text = "1 for the level of pressure that the disk is at, 0 for the others."
+        now: Values = {(str(name),): float(name is level) for name in Level}
+        yield _gauge("hostguard_pressure_level", text, ("level",), now)
+        text = "Changes of the pressure to this level."
+        yield _counter("hostguard_pressure_changes", text, ("level",), {(str(n),): levels[n] for n in Level})
+
+    def _disk(self) -> Iterator[Metric]:
+        name = self._monitor.device.name
+        disk, _, _ = self._monitor.sampler.read()
+        if name is None or disk is None:
+            return
+        labels = ("device", "op")
+        done: Values = {
+            (name, "read"): disk.reads,
+            (name, "write"): disk.writes,
+            (name, "flush"): disk.flushes,
+        }
+        text = "Requests that the guarded disk completed."
+        yield _counter("hostguard_device_requests", text, labels, done)
+        took: Values = {
+            (name, "read"): disk.read_ms / 1000,
+            (name, "write"): disk.write_ms / 1000,
+            (name, "flush"): disk.flush_ms / 1000,
+        }
+        text = "What these requests took, added up: over their number, it is the disk's latency."
+        yield _counter("hostguard_device_request_seconds", text, labels, took)
+        text = "Requests that the guarded disk has not completed."
+        yield _gauge("hostguard_device_requests_in_flight", text, ("device",), {(name,): disk.in_flight})
+
+    def _label(self, mind: str) -> str:
+        return mind if mind in self._shown else OTHER
+
+    def _zeros(self) -> dict[Labels, float]:
+        """The minds with series of their own: only a counter that is there at 0 shows its first rise."""
+        return {(mind,): 0.0 for mind in self._configured if mind in self._shown}
+
+    def _by_mind(self, name: str, text: str, counts: Mapping[str, float]) -> Metric:
+        """A counter. What a mind counted that was taken out of the configuration is left out."""
+        values = self._zeros()
+        for mind, count in counts.items():
+            if mind in self._configured:
+                label = (self._label(mind),)
+                values[label] = values.get(label, 0.0) + count
+        return _counter(name, text, ("mind",), values)
+
+
+def _counter(name: str, text: str, labels: Labels, values: Values) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(name, text, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _gauge(name: str, text: str, labels: Labels, values: Values) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _histogram(name: str, text: str, labels: Labels, values: Mapping[Labels, Histogram]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for of, histogram in values.items():
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        family.add_metric(of, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
+
+
+def _keyed(counts: Mapping[str, float]) -> dict[Labels, float]:
+    return {(name,): count for name, count in counts.items()}
+
+
+def _or_inf(cap: int | None) -> float:
+    return math.inf if cap is None else cap

@@ -1,48 +1,89 @@
-"""The part of the API that is about pressure, as hostguard-api(7) describes it. It answers from memory."""
+"""/v1/pressure: how the disk is and what follows, as hostguard-api(7) describes it. It reads memory only."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api import views
 from hostguard.api.http import Stream
-from hostguard.pressure.monitor import BEHIND_MAX
+from hostguard.api.views import effective_cap
+from hostguard.gate.gate import Gate
+from hostguard.pressure.monitor import BEHIND_MAX, Monitor
+from hostguard.pressure.sample import Sample, disks, took
+from hostguard.pressure.sampler import boottime
 from hostguard.pressure.trace import sample_line
 
-if TYPE_CHECKING:
-    from hostguard.daemon import Daemon
-    from hostguard.gate.dispatcher import Dispatcher
 
-
-def routes(daemon: Daemon) -> list[Route]:
-    """The routes, for api.make_app."""
-    api = _Pressure(daemon.manager)
+def routes(monitor: Monitor, gate: Gate) -> list[Route]:
+    """The routes of this module."""
+    api = _Pressure(monitor, gate)
     return [Route("/v1/pressure", api.now), Route("/v1/pressure/samples", api.samples)]
 
 
 class _Pressure:
-    """The handlers."""
-
-    def __init__(self, manager: Dispatcher) -> None:
-        self._manager = manager
+    def __init__(self, monitor: Monitor, gate: Gate) -> None:
+        self._monitor = monitor
+        self._gate = gate
 
     async def now(self, request: Request) -> Response:
         """GET /v1/pressure."""
-        return JSONResponse(views.pressure(self._manager))
+        monitor, host = self._monitor, self._gate.host()
+        device, sampler = monitor.device, monitor.sampler
+        return JSONResponse({
+            **pressed(monitor),
+            "configured": host.cap,
+            "effective_cap": effective_cap(host),
+            "psi": sampler.psi_reason,
+            "disk": sampler.disk_reason,
+            "device": {"node": device.node, "name": device.name, "reason": device.reason},
+            "live": host.live,
+            "samples": [asdict(sample) for sample in monitor.samples],
+        })  # fmt: skip
 
     async def samples(self, request: Request) -> Response:
-        """GET /v1/pressure/samples: JSON lines, one for each look at the disk from now on."""
+        """GET /v1/pressure/samples: JSON lines, one for each sample of the disk from now on."""
 
-        async def stream() -> AsyncGenerator[bytes, None]:
-            with self._manager.watcher.reader() as queue:
-                while True:
+        async def lines() -> AsyncGenerator[bytes, None]:
+            with self._monitor.reader() as queue:
+                while queue.qsize() < BEHIND_MAX:
                     yield sample_line(await queue.get())
-                    if queue.qsize() >= BEHIND_MAX:
-                        return
 
-        return Stream(stream(), "application/x-ndjson")
+        return Stream(lines(), "application/x-ndjson")
+
+
+def pressed(monitor: Monitor) -> dict[str, Any]:
+    """How the disk is, how many turns that allows and why, and the last changes of that."""
+    state, step_at = monitor.state, monitor.state.next_step_at
+    recent = list(monitor.samples)[-2:]
+    last = recent[-1] if recent else None
+    return {
+        "level": state.level,
+        "since": monitor.since_ms,
+        "evidence": state.evidence,
+        "cap": state.cap,
+        "admit": state.admit,
+        "next_step_in_s": max(0.0, step_at - boottime()) if step_at is not None else None,
+        "looked_ms": round(1000 * (boottime() - last.at)) if last else None,
+        "in_flight": last.disk.in_flight if last and last.disk else None,
+        **_rates(recent),
+        "frozen": list(monitor.frozen),
+        "tightened": monitor.throttled,
+        "changes": [asdict(change) for change in monitor.changes],
+    }
+
+
+def _rates(samples: Sequence[Sample]) -> dict[str, Any]:
+    """How the disk was between the last two samples: ms a request took, and how long any was in flight."""
+    rates: dict[str, Any] = {"await_ms": None, "busy_percent": None}
+    pair = disks(*samples) if len(samples) == 2 else None
+    if pair is not None:
+        busy_s, span_s = (pair[1].busy_ms - pair[0].busy_ms) / 1000, samples[1].at - samples[0].at
+        # Kernels before 6.10 let busy_ms jump.
+        rates["busy_percent"] = round(100 * min(busy_s / span_s, 1)) if span_s > 0 else None
+        rates["await_ms"] = round(took(*pair) * 1000, 1)
+    return rates

@@ -1,40 +1,31 @@
-"""The summary, as JSON on the socket and as a live page on the web endpoint, as hostguard-api(7) has them.
+"""/v1/report: the summary of a span, as hostguard-api(7) describes it.
 
-What is stored is read in the queue's thread, and seldom; while the disk does not answer what was read before
-is shown, with what is in memory.
+The database is read in the queue's thread, and seldom. While the disk does not answer, the summary is made
+of what was read before and of what is in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from socket import gethostname
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api.web import check_token
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import bad_request
-from hostguard.gate import control
 from hostguard.store import requests
 from hostguard.store.connection import Connection
-from hostguard.store.writer import Unavailable
+from hostguard.store.writer import Queue, Unavailable
 from hostguard.telemetry import summary, timeline_rows
-from hostguard.telemetry.timeline import Incident, Point
-
-if TYPE_CHECKING:
-    from hostguard.daemon import Daemon
+from hostguard.telemetry.timeline import Incident, Point, Timeline
 
 HOUR_MS = 3_600_000
-FRESH_S = 10.0  # a page that refreshes itself costs a look at the database in this time
-KEPT_S = 60.0  # what was read takes megabytes: it is let go unless it is asked for again
-ANSWER_S = 3.0  # the page waits this long for the disk; who asked for one summary, as for any other answer
-Handler = Callable[[Request], Awaitable[Response]]
+FRESH_S = 10.0  # a page that refreshes itself costs one read of the database in this time
+KEPT_S = 60.0  # what was read takes megabytes: it is dropped unless it is asked for again
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +39,25 @@ class _Stored:
 
 
 class Reporter:
-    """Makes reports."""
+    """Makes reports. `status` is the body of GET /v1/status."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, queue: Queue, timeline: Timeline, status: Callable[[], summary.Json]) -> None:
+        self._queue, self._timeline, self._status = queue, timeline, status
         self._stored: dict[int, _Stored] = {}  # by span in ms
         self._reading: dict[int, asyncio.Future[_Stored]] = {}
 
     async def report(self, span_ms: int, wait_s: float) -> summary.Json:
-        """That of the last `span_ms`, after at most `wait_s` seconds of waiting for the disk."""
+        """The report of the last `span_ms`, after at most `wait_s` seconds of waiting for the disk."""
         await self._read(span_ms, wait_s)
-        known = self._daemon.parts.recorder.timeline
         stored = self._stored.get(span_ms, _Stored(0, [], [], []))
-        points = known.known()
+        points = self._timeline.known()
         first = points[0].at if points else now_ms()
-        incidents = {one.at: one for one in (*stored.incidents, *known.incidents)}
+        incidents = {one.at: one for one in (*stored.incidents, *self._timeline.incidents)}
         now = now_ms()
         begin = summary.begin_of(now, span_ms)
         return await asyncio.to_thread(  # of 100,000 rows it takes long
             summary.make,
-            self._daemon.status(),
+            self._status(),
             (row for row in stored.ended if row.ended_at >= begin),
             [*(point for point in stored.points if point.at < first), *points],
             [one for at, one in sorted(incidents.items()) if one.until is None or one.until >= begin],
@@ -82,7 +72,7 @@ class Reporter:
             return
         if span_ms not in self._reading:
             begin = summary.begin_of(now_ms(), span_ms)
-            reading = asyncio.ensure_future(self._daemon.manager.queue.read(lambda db: _look(db, begin)))
+            reading = asyncio.ensure_future(self._queue.read(lambda db: _read(db, begin)))
             self._reading[span_ms] = reading
             reading.add_done_callback(lambda done: self._have(span_ms, done))
         await asyncio.wait([self._reading[span_ms]], timeout=wait_s)
@@ -93,88 +83,31 @@ class Reporter:
             return
         stored = done.result()
         self._stored = {span_ms: stored}  # of one span: nobody looks at many
-        asyncio.get_running_loop().call_later(KEPT_S, self._let_go, span_ms, stored)
+        asyncio.get_running_loop().call_later(KEPT_S, self._drop, span_ms, stored)
 
-    def _let_go(self, span_ms: int, stored: _Stored) -> None:
+    def _drop(self, span_ms: int, stored: _Stored) -> None:
         if self._stored.get(span_ms) is stored and span_ms not in self._reading:
             del self._stored[span_ms]
 
 
-def _look(db: Connection, begin: int) -> _Stored:
-    ended = timeline_rows.ended(db, begin)
-    return _Stored(
-        time.monotonic(), ended, timeline_rows.points(db, begin), timeline_rows.incidents(db, begin)
-    )
+def _read(db: Connection, begin: int) -> _Stored:
+    ended, points = timeline_rows.ended(db, begin), timeline_rows.points(db, begin)
+    return _Stored(time.monotonic(), ended, points, timeline_rows.incidents(db, begin))
 
 
 def routes(reporter: Reporter) -> list[Route]:
-    """For api.make_app."""
+    """The route of this module."""
 
     async def get(request: Request) -> Response:
         """GET /v1/report."""
-        return JSONResponse(
-            await reporter.report(_number(request, "since_s", 86_400) * 1000, requests.ANSWER_S)
-        )
+        span_ms = span_of(request, "since_s", 86_400) * 1000
+        return JSONResponse(await reporter.report(span_ms, requests.ANSWER_S))
 
     return [Route("/v1/report", get)]
 
 
-def pages(daemon: Daemon, reporter: Reporter) -> list[Route]:
-    """For the web endpoint."""
-
-    async def page(request: Request) -> Response:
-        """GET /: the page."""
-        from hostguard.telemetry.page import policy, render
-
-        hours = _number(request, "hours", 24)
-        steer = daemon.manager.policy.config.web_token is not None
-        made = await reporter.report(hours * HOUR_MS, ANSWER_S)
-        html = await asyncio.to_thread(render, made, gethostname(), hours, steer)
-        return HTMLResponse(html, headers={"Content-Security-Policy": policy(live=True)})
-
-    async def pause(request: Request) -> Response:
-        """POST /v1/pause: of all minds."""
-        await control.pause(daemon.manager, None, True)
-        return JSONResponse({"paused": True})
-
-    async def resume(request: Request) -> Response:
-        """POST /v1/resume."""
-        await control.pause(daemon.manager, None, False)
-        return JSONResponse({"paused": False})
-
-    async def stop(request: Request) -> Response:
-        """POST /v1/turns/ID/stop."""
-        turn = await control.stop(daemon.manager, request.path_params["id"])
-        return JSONResponse({"id": turn.live.id})
-
-    def acting(handler: Handler) -> Handler:
-        async def checked(request: Request) -> Response:
-            check_token(request, daemon)
-            return await handler(request)
-
-        return checked
-
-    return [
-        Route("/", page),
-        Route("/v1/pause", acting(pause), methods=["POST"]),
-        Route("/v1/resume", acting(resume), methods=["POST"]),
-        Route("/v1/turns/{id}/stop", acting(stop), methods=["POST"]),
-    ]
-
-
-async def preload() -> None:
-    """Have what makes the page in memory, so that it is served while the disk does not answer."""
-
-    def load() -> None:
-        from hostguard.telemetry import page
-
-        page.load()
-
-    await asyncio.to_thread(load)
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    """A span. Raises Problem."""
+def span_of(request: Request, name: str, default: int) -> int:
+    """The span that the query names, in hours or seconds. Raises Problem."""
     given = request.query_params.get(name, str(default))
     most = summary.SPAN_MAX // (HOUR_MS if name == "hours" else 1000)
     if not (given.isascii() and given.isdecimal() and len(given) < 10 and 1 <= int(given) <= most):

@@ -1,17 +1,18 @@
-"""The part of the API that is about schedules, /v1/schedules, as hostguard-api(7) describes it."""
+"""/v1/schedules: list, add, remove and run schedules, as hostguard-api(7) describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api import views
-from hostguard.api.http import body_max, json_object, peer
+from hostguard.api.http import body_max, json_object
+from hostguard.api.server import peer
+from hostguard.api.views import Views
 from hostguard.config.build import schedule_fault
 from hostguard.config.schema import SCHEDULE, TIME_MAX
 from hostguard.core.clock import now_ms
@@ -19,27 +20,15 @@ from hostguard.core.errors import bad_request, conflict, not_allowed, unknown
 from hostguard.core.model import Config, Schedule
 from hostguard.core.names import schedule_name_fault
 from hostguard.delivery import message
+from hostguard.delivery.schedules import Scheduler
+from hostguard.gate.policy import Policy
 from hostguard.store import requests
-
-if TYPE_CHECKING:
-    from hostguard.daemon import Daemon
 
 KEPT_MAX = 1000  # schedules added at run time
 
 
-def routes(daemon: Daemon) -> list[Route]:
-    """The routes, for api.make_app."""
-    api = _Schedules(daemon)
-    return [
-        Route("/v1/schedules", api.list),
-        Route("/v1/schedules", api.add, methods=["POST"]),
-        Route("/v1/schedules/{name}", api.remove, methods=["DELETE"]),
-        Route("/v1/schedules/{name}/run", api.run, methods=["POST"]),
-    ]
-
-
 def parse(body: Mapping[str, Any], config: Config) -> Schedule:
-    """A schedule of a request's body. Blocks: looks for its time zone. Raises Problem."""
+    """The schedule in a request's body. Blocks: looks for its time zone. Raises Problem."""
     message.known_fields(body, {"name", *SCHEDULE})
     name = body.get("name")
     if not isinstance(name, str) or (fault := schedule_name_fault(name)):
@@ -66,12 +55,20 @@ def _moment(value: int) -> int:
     return value
 
 
-class _Schedules:
-    """The handlers."""
+class Schedules:
+    """The handlers of this module."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._manager = daemon.manager
-        self._scheduler = daemon.scheduler
+    def __init__(self, policy: Policy, scheduler: Scheduler, views: Views) -> None:
+        self._policy, self._scheduler, self._views = policy, scheduler, views
+
+    def routes(self) -> list[Route]:
+        """The routes of this module."""
+        return [
+            Route("/v1/schedules", self.list),
+            Route("/v1/schedules", self.add, methods=["POST"]),
+            Route("/v1/schedules/{name}", self.remove, methods=["DELETE"]),
+            Route("/v1/schedules/{name}/run", self.run, methods=["POST"]),
+        ]
 
     async def list(self, request: Request) -> Response:
         """GET /v1/schedules."""
@@ -80,7 +77,7 @@ class _Schedules:
 
     async def add(self, request: Request) -> Response:
         """POST /v1/schedules. The same one again changes nothing."""
-        config = self._manager.policy.config
+        config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
         schedule = await requests.in_thread(parse, body, config)
         known = self._scheduler.all()
@@ -110,12 +107,10 @@ class _Schedules:
     async def run(self, request: Request) -> Response:
         """POST /v1/schedules/NAME/run."""
         schedule, _ = self._known(request)
-        if schedule.mind not in self._manager.policy.config.minds:
+        if schedule.mind not in self._policy.config.minds:
             raise conflict(f"its mind {schedule.mind} is not configured any more")
         accepted = await self._scheduler.run_now(schedule)
-        return JSONResponse(
-            {"deliveries": [views.delivery(self._manager, row) for row in accepted.rows]}, 201
-        )
+        return JSONResponse({"deliveries": [self._views.delivery(row) for row in accepted.rows]}, 201)
 
     def _known(self, request: Request) -> tuple[Schedule, bool]:
         name, known = request.path_params["name"], self._scheduler.all()

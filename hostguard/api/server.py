@@ -18,7 +18,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
+
 from hostguard.api.http import Address, Connection, Limits
+from hostguard.core.errors import not_allowed
 from hostguard.core.tasks import Tasks
 from hostguard.systemd.notify import Notifier
 
@@ -73,6 +76,14 @@ def client_of(transport: asyncio.BaseTransport) -> Address | None:
         return f"uid={uid}", pid
     peer = transport.get_extra_info("peername")  # None: it left already
     return peer[:2] if peer is not None and is_loopback(peer[0]) else None
+
+
+def peer(request: Request) -> tuple[int, int]:
+    """(pid, uid) of the caller, as client_of has them. Raises Problem."""
+    client = request.client
+    if client is None or not client.host.startswith("uid="):
+        raise not_allowed("only a local caller on the unix socket can do this")
+    return client.port, int(client.host.removeprefix("uid="))
 
 
 def is_loopback(address: str) -> bool:

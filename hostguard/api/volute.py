@@ -1,9 +1,9 @@
-"""The minds' endpoint on loopback TCP: what minds tell, and messages for minds, as volute.md has them.
+"""The minds' endpoint on loopback TCP: minds report events and send messages, as a Volute mind does.
 
 Each request bears the token of a mind, and counts as a sign of life of it. Who may do what:
-  events    a mind tells only about itself
-  message   a mind may send to any mind; to another one under its own name only. Into its own intake, where
-            a bridge posts with the mind's token, the sender may be anybody who is no other mind.
+  events    a mind reports only about itself
+  message   a mind may send to any mind; to another one under its own name only. With its own token as a
+            bridge uses it, a message to itself may be from any sender that is not another mind.
 So a message that bears a mind's name is from that mind, or from a caller of the unix socket.
 """
 
@@ -16,32 +16,32 @@ import logging
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hostguard.api.http import EXCEPTION_HANDLERS, body_max, has_left, json_object
+from hostguard.api.app import make_app
+from hostguard.api.http import body_max, has_left, json_object
 from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unavailable, unknown
 from hostguard.core.model import Config
 from hostguard.delivery import message as intake
-
-if TYPE_CHECKING:
-    from hostguard.delivery.acceptor import Acceptor
-    from hostguard.gate.dispatcher import Dispatcher
-    from hostguard.systemd.notify import Notifier
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.gate.policy import Policy
+from hostguard.systemd.notify import Notifier
+from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.resident_driver import ResidentDriver
 
 log = logging.getLogger(__name__)
 
 EVENT_MAX = 1 << 20  # bytes; events are not stored, so only their type and session matter
-BODY_S = 5.0  # for a body on loopback
+BODY_S = 5.0  # how long a body may take on loopback
 FD_NAME = "minds"  # of the socket, while the service manager keeps it
-TOLD_S = 60.0  # a stranger must not fill the journal
-# Fields of a message: volute.md. What a newer daemon sends beside them is left out.
+LOG_PAUSE_S = 60.0  # seconds: refusals must not fill the journal
+# Fields of a message: others, which a newer Volute may send, are left out.
 FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
 
 
@@ -53,18 +53,24 @@ def token_hash(token: str) -> str:
 class Endpoint(Listener):
     """The endpoint on loopback TCP, while `events.listen` is configured.
 
-    Its socket is kept over a restart: a mind tries its `done` for 1.5 s only, and one that is not heard costs
-    its slot until the turn is idle.
+    The service manager keeps its socket during a restart: a mind tries to send its `done` for 1.5 s only, and
+    without it the turn keeps its slot until it is idle.
     """
 
-    def __init__(self, manager: Dispatcher, acceptor: Acceptor, notifier: Notifier) -> None:
-        minds = _Minds(manager, acceptor)
-        app = Starlette(
-            routes=[
+    def __init__(
+        self,
+        policy: Policy,
+        residents: ResidentDriver,
+        done_tracker: DoneTracker,
+        acceptor: Acceptor,
+        notifier: Notifier,
+    ) -> None:
+        minds = _Minds(policy, residents, done_tracker, acceptor)
+        app = make_app(
+            [
                 Route("/api/minds/{name}/events", minds.events, methods=["POST"]),
                 Route("/api/minds/{name}/message", minds.message, methods=["POST"]),
-            ],
-            exception_handlers=EXCEPTION_HANDLERS,
+            ]
         )
         what, loss = "the minds' endpoint", "what minds tell is lost"
         super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
@@ -73,10 +79,12 @@ class Endpoint(Listener):
 class _Minds:
     """The handlers."""
 
-    def __init__(self, manager: Dispatcher, acceptor: Acceptor) -> None:
-        self._manager = manager
+    def __init__(
+        self, policy: Policy, residents: ResidentDriver, done_tracker: DoneTracker, acceptor: Acceptor
+    ) -> None:
+        self._policy, self._residents, self._done_tracker = policy, residents, done_tracker
         self._acceptor = acceptor
-        self._told = -TOLD_S  # when the last refusal was logged
+        self._logged = -LOG_PAUSE_S  # when the last refusal was logged
 
     async def events(self, request: Request) -> JSONResponse:
         """POST /api/minds/NAME/events."""
@@ -85,7 +93,7 @@ class _Minds:
             raise self._refused(
                 name, not_allowed(f"this is the token of {mind}: a mind tells only about itself")
             )
-        residents, session = self._manager.residents, _header_session(request)
+        residents, session = self._residents, _header_session(request)
         try:
             event = await _body(request, EVENT_MAX)
             type_ = event.get("type")
@@ -100,8 +108,8 @@ class _Minds:
         if type_ == "done" and event.get("endsTurn") is not False:
             turn = request.headers.get("x-hostguard-turn") or None
             ended = residents.done(mind, session, message_id, turn)
-            # If the guard is killed before, there is no answer, and the mind tries again.
-            await residents.dones.stored(ended)
+            # If the guard is killed first, there is no answer, and the mind tries again.
+            await self._done_tracker.stored(ended)
             answered = not await has_left(request)
             for done in ended:
                 done.answered = answered
@@ -112,8 +120,8 @@ class _Minds:
     async def message(self, request: Request) -> JSONResponse:
         """POST /api/minds/NAME/message."""
         mind, name = self._authenticate(request)
-        self._manager.residents.heard(mind, _header_session(request))
-        config = self._manager.policy.config
+        self._residents.heard(mind, _header_session(request))
+        config = self._policy.config
         body = await _body(request, body_max(config.payload_max))
         given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
         given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
@@ -131,9 +139,8 @@ class _Minds:
         if scheme.lower() != "bearer" or not token.strip():
             raise self._refused(name, _unauthorized("a mind's token is missing: Authorization: Bearer TOKEN"))
         given = token_hash(token.strip())
-        policy = self._manager.policy
-        minds = policy.config.minds
-        known = [mind for mind in minds if hmac.compare_digest(given, policy.token(mind) or "")]
+        minds = self._policy.config.minds
+        known = [mind for mind in minds if hmac.compare_digest(given, self._policy.token(mind) or "")]
         if not known:
             detail = "no mind has this token: hostguard mind token NAME makes a new one"
             raise self._refused(name, _unauthorized(detail))
@@ -143,8 +150,8 @@ class _Minds:
 
     def _refused(self, name: str, error: Problem) -> Problem:
         """The problem; a mind with a wrong token is not heard, so the journal has it too."""
-        if time.monotonic() - self._told >= TOLD_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._logged >= LOG_PAUSE_S:
+            self._logged = time.monotonic()
             log.warning("the minds' endpoint refused a request for %.64r: %s", name, error.detail)
         return error
 

@@ -1,31 +1,37 @@
-"""The web endpoint on loopback TCP, for people and their tools; off until configured.
+"""The web endpoint on loopback TCP: the live page and what it can do. Off until configured.
 
-Any page that a browser of this host shows can send requests here. Two things keep it out:
-- Host names loopback. A name of somebody else's that was made to resolve to it (DNS rebinding) does not.
-- Origin, if there is one, is the endpoint's own. What acts needs a token besides, which no browser adds.
+Any page that a browser on this host shows can send requests here. Two checks keep it out:
+- Host must name loopback. A foreign name that was made to resolve to it (DNS rebinding) does not.
+- Origin, if there is one, must be the endpoint's own. To change something takes a token, too, which no
+  browser adds by itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from socket import gethostname
+from typing import Any
 
-from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from hostguard.api.http import EXCEPTION_HANDLERS, Address, problem
+from hostguard.api.app import make_app
+from hostguard.api.http import Address, problem
+from hostguard.api.report import HOUR_MS, Reporter, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
 from hostguard.core.errors import Problem, not_allowed
+from hostguard.gate import control
+from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.policy import Policy
 
-if TYPE_CHECKING:
-    from hostguard.daemon import Daemon
-
+ANSWER_S = 3.0  # the page waits this long for the disk
 # A port is not compared: through `ssh -L` it is another one.
 OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII)
 HEADERS = {
@@ -39,30 +45,78 @@ HEADERS = {
 
 
 class WebEndpoint(Listener):
-    """Serves `routes` while `web.listen` is configured; `preload` has what they need in memory by then."""
+    """Serves the routes while `web.listen` is configured."""
 
-    def __init__(self, routes: Sequence[Route], preload: Callable[[], Awaitable[None]]) -> None:
-        self._preload = preload
-        app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
-        super().__init__(
-            OwnOrigin(app), "the web endpoint", "web.listen", "there are no pages and no metrics"
-        )
+    def __init__(self, routes: Sequence[Route]) -> None:
+        loss = "there are no pages and no metrics"
+        super().__init__(OwnOrigin(make_app(routes)), "the web endpoint", "web.listen", loss)
 
     async def start(self, address: Address | None) -> None:
         """As Listener."""
         if address is not None:
-            await self._preload()
+            await asyncio.to_thread(_load_page)
         await super().start(address)
 
     async def reload(self, address: Address | None) -> None:
         """As Listener."""
         if address is not None:
-            await self._preload()
+            await asyncio.to_thread(_load_page)
         await super().reload(address)
 
 
+def _load_page() -> None:
+    """Have what makes the page in memory, so that it is served while the disk does not answer."""
+    from hostguard.telemetry import page
+
+    page.load()
+
+
+class Pages:
+    """The handlers of this module."""
+
+    def __init__(self, policy: Policy, reporter: Reporter, dispatcher: Dispatcher) -> None:
+        self._policy, self._reporter, self._dispatcher = policy, reporter, dispatcher
+
+    def routes(self) -> list[Route]:
+        """The routes of this module."""
+        return [
+            Route("/", self.page),
+            Route("/v1/pause", self.pause, methods=["POST"]),
+            Route("/v1/resume", self.resume, methods=["POST"]),
+            Route("/v1/turns/{id}/stop", self.stop, methods=["POST"]),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """GET /: the page."""
+        from hostguard.telemetry.page import policy, render
+
+        hours = span_of(request, "hours", 24)
+        can_act = self._policy.config.web_token is not None
+        report = await self._reporter.report(hours * HOUR_MS, ANSWER_S)
+        html = await asyncio.to_thread(render, report, gethostname(), hours, can_act)
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy(live=True)})
+
+    async def pause(self, request: Request) -> Response:
+        """POST /v1/pause: of all minds."""
+        check_token(request, self._policy)
+        await control.pause(self._dispatcher, None, True)
+        return JSONResponse({"paused": True})
+
+    async def resume(self, request: Request) -> Response:
+        """POST /v1/resume."""
+        check_token(request, self._policy)
+        await control.pause(self._dispatcher, None, False)
+        return JSONResponse({"paused": False})
+
+    async def stop(self, request: Request) -> Response:
+        """POST /v1/turns/ID/stop."""
+        check_token(request, self._policy)
+        turn = await control.stop(self._dispatcher, request.path_params["id"])
+        return JSONResponse({"id": turn.live.id})
+
+
 class OwnOrigin:
-    """Lets requests through to the app that are not made by somebody else's page, and marks the answers."""
+    """Refuses the requests of foreign pages, and adds HEADERS to each answer."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -83,24 +137,24 @@ class OwnOrigin:
 
 
 def foreign(headers: Headers) -> str | None:
-    """Why a request is somebody else's page's, or None. Pure."""
+    """Why a request counts as that of a foreign page; None if it does not."""
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
         return "the Host header must name this host: 127.0.0.1, localhost or [::1]"
     if any(origin != f"http://{hosts[0]}" for origin in origins):
         return "a page of another origin may not ask"
-    # What no Origin comes with, as an image: https://www.w3.org/TR/fetch-metadata/. A link may lead here.
+    # Requests for an image have no Origin: https://www.w3.org/TR/fetch-metadata/. Links may lead here.
     site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
     if site in ("cross-site", "same-site") and mode != "navigate":
         return "a page of another site may not ask"
     return None
 
 
-def check_token(request: Request, daemon: Daemon) -> None:
+def check_token(request: Request, policy: Policy) -> None:
     """Raises Problem unless the request bears the configured token."""
-    wanted = daemon.manager.policy.config.web_token
+    wanted = policy.config.web_token
     if wanted is None:
-        raise not_allowed("the pages are only to be read: no web.token is configured")
+        raise not_allowed("the pages are read-only: no web.token is configured")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(token_hash(token.strip()), wanted):
         raise Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", "this is not the token of [web]")

@@ -82,6 +82,15 @@ def duration(seconds: float) -> str:
     return " ".join(part for part in parts[first : first + 2] if part)
 
 
+def span(ms: int) -> str:
+    """A length of time of `ms` milliseconds in words, as in "1 h 2 min 3 s"."""
+    seconds = max(0, ms) // 1000
+    hours, seconds = divmod(seconds, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes)
+    return " ".join([*parts, f"{seconds} s"])
+
+
 def ms(value: float | None) -> str | None:
     """A duration given in ms; None stays None."""
     return None if value is None else duration(value / 1000)

@@ -42,6 +42,10 @@ class HeldBack:
         await self.files.reload(config)
         self.gating.reload()
 
+    def counts(self, mind: str) -> tuple[int, int]:
+        """Rows of a mind that are kept back: (in batches, without a route)."""
+        return self.batcher.count(mind), self.gating.count(mind)
+
     async def close(self) -> None:
         """Let nothing go any more: the next guard does."""
         self.batcher.close()

@@ -17,13 +17,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from hostguard.api import views
 from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
+from hostguard.core.text import span
 from hostguard.delivery.acceptor import Acceptor, Also
 from hostguard.delivery.mind_services import MindUnits
 from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
@@ -205,7 +205,7 @@ class Sleeper:
             held = manager.backlog.count(mind)
             told: Sequence[Delivery] = ()
             if config is not None and state["since"] is not None and not by_message:
-                slept = views.span(now - state["since"])
+                slept = span(now - state["since"])
                 text = (
                     f"[hostguard] You slept for {slept}, and were woken {by}. Messages that waited: {held}."
                 )

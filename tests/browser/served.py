@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -19,7 +18,7 @@ from statuses import hold, mind, status, turn
 
 from hostguard.api import report
 from hostguard.api.volute import token_hash
-from hostguard.api.web import WebEndpoint
+from hostguard.api.web import Pages, WebEndpoint
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
@@ -37,18 +36,17 @@ RESULT = '{"outcome":"exited","held_ms":%d,"held_for":"%s","cpu_ms":%d,"read_byt
 
 
 class Served:
-    """What is served, and how often it was asked for. The state that `daemon.status()` tells may be changed."""
+    """What is served, and how often it was asked for. `status` may be changed."""
 
     def __init__(self, folder: Path) -> None:
         self.queue = Queue(folder / "queue.db")
         self.history = Timeline()
         self.status: Any = status()
         self.asked: list[str] = []
-        policy = Policy(SettingsStore(self.queue), "")
-        policy.config = Config(web_token=token_hash(TOKEN))
-        parts = SimpleNamespace(recorder=SimpleNamespace(timeline=self.history))
-        manager = SimpleNamespace(queue=self.queue, policy=policy)
-        self.daemon: Any = SimpleNamespace(manager=manager, parts=parts, status=self._status)
+        self.policy = Policy(SettingsStore(self.queue), "")
+        self.policy.config = Config(web_token=token_hash(TOKEN))
+        self.dispatcher: Any = None  # for what the pages can do: a test has it done by something else
+        self.reporter = report.Reporter(self.queue, self.history, self._status)
         self.port = 0
 
     def fill(self, turns: int) -> None:
@@ -130,8 +128,7 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        pages = report.pages(self.daemon, report.Reporter(self.daemon))
-        self._endpoint = WebEndpoint(pages, report.preload)
+        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.dispatcher).routes())
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

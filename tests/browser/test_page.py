@@ -16,7 +16,6 @@ import pytest
 from browser import DESKTOP, PHONE, Browser
 from served import TOKEN, Served, turn
 
-from hostguard.api import report as api_report
 from hostguard.core.clock import now_ms
 from hostguard.gate import control
 from hostguard.telemetry.page import render
@@ -69,8 +68,7 @@ def test_the_file_opens_at_once_and_fits_the_screen(
 ) -> None:
     if turns:
         served.fill(turns)
-    reporter = api_report.Reporter(served.daemon)
-    report = served.call(reporter.report(86_400_000, 60))
+    report = served.call(served.reporter.report(86_400_000, 60))
     file = tmp_path / "report.html"
     file.write_text(render(report, "pi"))
     browser.size(*SIZES[size])

@@ -26,7 +26,6 @@ class Heard:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.ended: list[Any] = []
-        self.dones = self
         self.stall: asyncio.Event | None = None
 
     def heard(self, mind: str, session: str | None) -> None:
@@ -94,10 +93,8 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
             events_listen=("127.0.0.1", port),
         )
         heard, accepting, notifier = Heard(), Accepting(), Notifier()
-        manager: Any = SimpleNamespace(
-            policy=policy(config, TOKEN.to("bob", volute.token_hash(TOKENS["bob"]))), residents=heard
-        )
-        endpoint = volute.Endpoint(manager, accepting, notifier)  # type: ignore[arg-type]
+        asked: Any = policy(config, TOKEN.to("bob", volute.token_hash(TOKENS["bob"])))
+        endpoint = volute.Endpoint(asked, heard, heard, accepting, notifier)  # type: ignore[arg-type]
         await endpoint.start(config.events_listen)
         try:
             base = f"http://127.0.0.1:{port}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from onqueue import on_queue
 
+from hostguard.api.views import Views
 from hostguard.core import outcome
 from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
+from hostguard.delivery.held_back import HeldBack
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.systemd.journal import Journal
 from hostguard.turns.live import Phase, TurnEnded
@@ -68,6 +70,14 @@ def managed(queue, config=CONFIG, settings=None, journal=None) -> Dispatcher:
 def sink(manager, kind):
     """The sink of this kind that the dispatcher's events go to."""
     return next(one for one in manager.events.sinks if isinstance(one, kind))
+
+
+def views_of(manager) -> Views:
+    """What the API shows of a dispatcher and its parts."""
+    return Views(
+        manager.policy, manager.live, manager.runner, manager.gate, manager.backlog, HeldBack(manager),
+        manager.ledger, manager.watcher,
+    )  # fmt: skip
 
 
 def playing(queue, config=CONFIG, settings=None) -> Dispatcher:

@@ -10,8 +10,9 @@ from onqueue import acceptor, message
 from played import sink
 from prometheus_client.parser import text_string_to_metric_families
 
-from hostguard.api.exposition import exposition
+from hostguard.api.metrics import Metrics
 from hostguard.core.model import Config, Mind
+from hostguard.delivery.held_back import HeldBack
 from hostguard.linux.disk import Device
 from hostguard.pressure.sample import Disk
 from hostguard.telemetry.counters import Counters
@@ -33,7 +34,11 @@ on_host = pytest.mark.skipif(
 
 def exposed(manager):
     """The page that Prometheus reads."""
-    return exposition(manager, sink(manager, Counters)).decode()
+    guard = Metrics(
+        manager.policy, manager.live, manager.gate, manager.backlog, HeldBack(manager), manager.ledger,
+        manager.watcher, sink(manager, Counters),
+    )  # fmt: skip
+    return guard.text().decode()
 
 
 def scrape(manager):

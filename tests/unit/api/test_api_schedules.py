@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import httpx
 import pytest
+from played import views_of
 from scheduling import HOUR, NOON, Host, beat
-from starlette.applications import Starlette
 
-from hostguard.api import schedules as api_schedules
-from hostguard.api.http import EXCEPTION_HANDLERS
+from hostguard.api.app import make_app
+from hostguard.api.schedules import KEPT_MAX, Schedules
 from hostguard.config.build import SCRIPT_MAX
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, Schedule
@@ -23,11 +22,11 @@ SCRIPT = {"name": "df", "mind": "bob", "cron": "0 3 * * *", "script": "df -h"}
 
 
 class Client:
-    """Calls the API of a host. The address is as server.PeerProtocol tells it."""
+    """Calls the API of a host. The address is as server.client_of gives it."""
 
     def __init__(self, host: Host, address: str) -> None:
-        daemon = SimpleNamespace(manager=host.manager, scheduler=host.scheduler)
-        app = Starlette(routes=api_schedules.routes(daemon), exception_handlers=EXCEPTION_HANDLERS)
+        views = views_of(host.manager)
+        app = make_app(Schedules(host.manager.policy, host.scheduler, views).routes())
         transport = httpx.ASGITransport(app=app, client=(address, 1))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://hostguard")
 
@@ -134,7 +133,7 @@ def test_a_name_is_given_once(tmp_path):
 
 def test_there_is_an_end_to_how_many_are_kept(tmp_path):
     async def work(client, host):
-        for i in range(api_schedules.KEPT_MAX):
+        for i in range(KEPT_MAX):
             host.manager.settings.use(SCHEDULE.to(f"s{i}", {"mind": "bob", "cron": "@daily", "message": "x"}))
         status, answer = await client.add(**DAILY)
         assert (status, answer["detail"]) == (409, "there are 1000 schedules; remove one first")

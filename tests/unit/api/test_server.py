@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from until import until
 
 from hostguard.api import http
-from hostguard.api.http import EXCEPTION_HANDLERS, Limits, Stream, has_left, json_object, peer
-from hostguard.api.server import LOCAL, LOOPBACK, Server, listen
+from hostguard.api.app import make_app
+from hostguard.api.http import Limits, Stream, has_left, json_object
+from hostguard.api.server import LOCAL, LOOPBACK, Server, listen, peer
 from hostguard.core.errors import conflict
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -47,7 +47,7 @@ class Host:
             Route("/big", self.big), Route("/fault", self.fault), Route("/problem", self.problem),
             Route("/peer", self.peer), Route("/left", self.left, methods=["POST"]),
         ]  # fmt: skip
-        self.app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+        self.app = make_app(routes)
 
     async def hello(self, request: Request) -> Response:
         return PlainTextResponse("hello")
@@ -552,9 +552,6 @@ def test_a_fault_in_the_middle_of_an_answer_cuts_it(tmp_path: Path, caplog: pyte
             raise RuntimeError("a fault")
 
         await Stream(pieces(), "text/plain")(scope, receive, send)
-
-    async def work(host: Host) -> None:
-        host.app.add_route("/", app)
 
     async def main() -> None:
         server = Server(app, LOCAL)

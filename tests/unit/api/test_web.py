@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from hostguard.api import web
 from hostguard.api.volute import token_hash
 from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
@@ -85,7 +85,7 @@ def on_endpoint(
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
         config = Config(web_token=token and token_hash(token))
-        daemon: Any = SimpleNamespace(manager=SimpleNamespace(policy=policy(config)))
+        told = policy(config)
         did: list[str] = []
 
         async def look(request: Request) -> Response:
@@ -93,18 +93,19 @@ def on_endpoint(
             return JSONResponse({"ok": True})
 
         async def act(request: Request) -> Response:
-            check_token(request, daemon)
+            check_token(request, told)
             did.append("act")
             return JSONResponse({"ok": True})
 
-        async def preload() -> None:
-            did.append("preload")
+        def load() -> None:
+            did.append("load")
 
-        endpoint = WebEndpoint([Route("/", look), Route("/act", act, methods=["POST"])], preload)
+        endpoint = WebEndpoint([Route("/", look), Route("/act", act, methods=["POST"])])
         await endpoint.start(None)
         assert did == []
-        await endpoint.reload(("127.0.0.1", port))
-        assert did == ["preload"]
+        with patch.object(web, "_load_page", load):
+            await endpoint.reload(("127.0.0.1", port))
+        assert did == ["load"]
         did.clear()
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:

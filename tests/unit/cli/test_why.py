@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from hostguard.api.views import _sentence
+from hostguard.api.views import sentence
 from hostguard.core.model import Hold, Reason
 from hostguard.core.settings import Level
 
 UNIT = "hostguard-turn-ada-16.scope"
-MANAGER: Any = SimpleNamespace(
-    watcher=SimpleNamespace(state=SimpleNamespace(level=Level.STALLED, evidence="nothing moves"))
-)
 
 
 @pytest.mark.parametrize(
@@ -31,4 +25,4 @@ MANAGER: Any = SimpleNamespace(
     ],
 )  # fmt: skip
 def test_it_says_what_is_missing_and_behind_what(reason: Reason, blocker: str, said: str) -> None:
-    assert _sentence(MANAGER, Hold(reason, blocker)) == said
+    assert sentence(Hold(reason, blocker), Level.STALLED, "nothing moves") == said

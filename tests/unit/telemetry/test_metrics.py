@@ -13,7 +13,7 @@ import pytest
 from played import CRASH, OK, on_manager
 from scrapes import CONFIG, MINDS, ROOT, end, exposed, on_host, promtool, scrape, send, with_disk
 
-from hostguard.api.exposition import MINDS_MAX, OTHER
+from hostguard.api.metrics import MINDS_MAX, OTHER
 from hostguard.core.model import Config, LiveTurn, Mind
 from hostguard.core.settings import Level
 from hostguard.linux import process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,9 +105,7 @@ class Hanging:
 def on_reporter(work: Any) -> None:
     async def main() -> None:
         queue = Hanging()
-        parts = SimpleNamespace(recorder=SimpleNamespace(timeline=Timeline()))
-        daemon: Any = SimpleNamespace(manager=SimpleNamespace(queue=queue), parts=parts, status=status)
-        await work(api_report.Reporter(daemon), queue)
+        await work(api_report.Reporter(queue, Timeline(), status), queue)  # type: ignore[arg-type]
 
     asyncio.run(main())
 

@@ -1,0 +1,137 @@
+"""/v1/deliveries: send, list and change deliveries, as hostguard-api(7) describes it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hostguard.api.http import body_max, json_object, number, seconds
+from hostguard.api.server import peer
+from hostguard.api.views import Views
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import bad_request, unknown
+from hostguard.core.model import State
+from hostguard.delivery import message
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.gate import control
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.policy import Policy
+from hostguard.linux.process import home_of
+from hostguard.store import deliveries, requests
+from hostguard.store.waiters import Waiters
+from hostguard.store.writer import Queue
+from hostguard.turns.live import Live
+
+LIST_MAX = 1000  # rows in one answer
+WAIT_MAX_S = 60.0
+STATES = tuple(State)
+
+
+class Waiting:
+    """Notes which turn waits for which delivery, so that no two wait for each other."""
+
+    def __init__(self, live: Live, waiters: Waiters) -> None:
+        self._live, self._waiters = live, waiters
+
+    def caller(self, request: Request, id_: int) -> AbstractContextManager[None]:
+        """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
+        home = home_of(peer(request)[0])
+        mine = home.name if home is not None and home.name in self._live.turns else None
+        return self._waiters.turn(mine, id_)
+
+    def end(self, id_: int) -> AbstractContextManager[asyncio.Future[None]]:
+        """A future that is done when the row ends."""
+        return self._waiters.waiter(id_)
+
+
+class Deliveries:
+    """The handlers of this module."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        acceptor: Acceptor,
+        queue: Queue,
+        backlog: Backlog,
+        waiting: Waiting,
+        dispatcher: Dispatcher,
+        views: Views,
+    ) -> None:
+        self._policy, self._acceptor, self._queue, self._backlog = policy, acceptor, queue, backlog
+        self._waiting, self._dispatcher, self._views = waiting, dispatcher, views
+
+    def routes(self) -> list[Route]:
+        """The routes of this module."""
+        return [
+            Route("/v1/deliveries", self.send, methods=["POST"]),
+            Route("/v1/deliveries", self.list),
+            Route("/v1/deliveries/{id:int}", self.one),
+            Route("/v1/deliveries/{id:int}/why", self.why),
+            Route("/v1/deliveries/{id:int}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/deliveries/{id:int}/retry", self.retry, methods=["POST"]),
+            Route("/v1/deliveries/{id:int}/drop", self.drop, methods=["POST"]),
+        ]
+
+    async def send(self, request: Request) -> Response:
+        """POST /v1/deliveries."""
+        config = self._policy.config
+        body = await json_object(request, body_max(config.payload_max))
+        accepted = await self._acceptor.send(message.message(body, config, now_ms()))
+        rows = [self._views.delivery(row) for row in accepted.rows]
+        return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
+
+    async def list(self, request: Request) -> Response:
+        """GET /v1/deliveries."""
+        query = request.query_params
+        wanted = query.get("state", "")
+        states = STATES if wanted == "all" else tuple(s for s in wanted.split(",") if s)
+        for state in states:
+            if state not in STATES:
+                raise bad_request(f"there is no state {state}; states: all, {', '.join(STATES)}")
+        limit, after = min(number(query.get("limit"), 100), LIST_MAX), number(query.get("after"), 0)
+        mind = query.get("mind")
+        rows = await requests.read(self._queue, lambda db: deliveries.select(db, states, mind, after, limit))
+        total = len(self._backlog) + self._backlog.later
+        shown = [self._views.delivery(row) for row in rows]
+        return JSONResponse({"deliveries": shown, "total_queued": total})
+
+    async def one(self, request: Request) -> Response:
+        """GET /v1/deliveries/ID."""
+        id_ = request.path_params["id"]
+        row = await control.delivery(self._dispatcher, id_)
+        wait = request.query_params.get("wait_s")
+        if wait is not None and not row.state.final:
+            with self._waiting.end(id_) as final, self._waiting.caller(request, id_):
+                # Read again: from here on an end is not missed.
+                if not (await control.delivery(self._dispatcher, id_)).state.final:
+                    await control.refuse_deadlock(self._dispatcher, id_)
+                    await asyncio.wait([final], timeout=min(seconds(wait), WAIT_MAX_S))
+        found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
+        if found is None:
+            raise unknown("delivery", id_, "it was dropped from the history")
+        return JSONResponse(self._views.delivery(*found))
+
+    async def why(self, request: Request) -> Response:
+        """GET /v1/deliveries/ID/why."""
+        row = await control.delivery(self._dispatcher, request.path_params["id"])
+        return JSONResponse(self._views.why(row))
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/cancel."""
+        row = await control.cancel(self._dispatcher, request.path_params["id"])
+        return JSONResponse(self._views.delivery(row))
+
+    async def retry(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/retry."""
+        row = await control.retry(self._dispatcher, request.path_params["id"])
+        return JSONResponse(self._views.delivery(row))
+
+    async def drop(self, request: Request) -> Response:
+        """POST /v1/deliveries/ID/drop."""
+        row = await control.drop(self._dispatcher, request.path_params["id"])
+        return JSONResponse(self._views.delivery(row))

@@ -1,0 +1,118 @@
+"""/v1/turns and /v1/run: live and ended turns, and one for the caller, as hostguard-api(7) describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hostguard.api.deliveries import Waiting
+from hostguard.api.http import Stream, body_max, json_object
+from hostguard.api.server import peer
+from hostguard.api.views import Views, ended_turn
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import conflict, not_allowed, unknown
+from hostguard.delivery import message
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.gate import control
+from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.policy import Policy
+from hostguard.gate.run_clients import RunClient, RunClients
+from hostguard.store import deliveries, requests
+from hostguard.store.writer import Queue
+from hostguard.turns.live import Live
+from hostguard.turns.scopes import Scopes
+
+
+class Turns:
+    """The handlers of this module."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        acceptor: Acceptor,
+        queue: Queue,
+        live: Live,
+        scopes: Scopes,
+        run_clients: RunClients,
+        waiting: Waiting,
+        dispatcher: Dispatcher,
+        views: Views,
+    ) -> None:
+        self._policy, self._acceptor, self._queue, self._live = policy, acceptor, queue, live
+        self._scopes, self._run_clients, self._waiting = scopes, run_clients, waiting
+        self._dispatcher, self._views = dispatcher, views
+
+    def routes(self) -> list[Route]:
+        """The routes of this module."""
+        return [
+            Route("/v1/turns", self.list),
+            Route("/v1/turns/{id}", self.one),
+            Route("/v1/turns/{id}/stop", self.stop, methods=["POST"]),
+            Route("/v1/run", self.run, methods=["POST"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """GET /v1/turns."""
+        return JSONResponse({"turns": self._views.turns()})
+
+    async def one(self, request: Request) -> Response:
+        """GET /v1/turns/ID: a live turn, or what is stored of an ended one."""
+        name = request.path_params["id"]
+        live = self._live.by_id(name)
+        if live is not None:
+            return JSONResponse(self._views.turn(live))
+        row = await requests.read(self._queue, lambda db: deliveries.by_turn(db, name))
+        if row is None:
+            raise unknown("turn", name, "hostguard turns lists the live ones")
+        return JSONResponse(ended_turn(row))
+
+    async def stop(self, request: Request) -> Response:
+        """POST /v1/turns/ID/stop."""
+        live = (await control.stop(self._dispatcher, request.path_params["id"])).live
+        return JSONResponse({"id": live.id, "unit": live.unit})
+
+    async def run(self, request: Request) -> Response:
+        """POST /v1/run: wait for a turn, then have the calling process moved into its scope."""
+        pid, uid = peer(request)
+        config = self._policy.config
+        new = message.run(await json_object(request, body_max(config.payload_max)), config, now_ms())
+        if self._run_clients.pid_waits(pid) or self._scopes.owns(pid):
+            raise conflict(f"process {pid} waits for a turn, or has one, already")
+        try:
+            caller = RunClient(pid, uid)
+        except OSError as error:
+            raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
+        try:
+            accepted = await self._acceptor.store(new, caller)
+            row = accepted.rows[0]
+            if not accepted.created:
+                self._acceptor.reattach(row, caller)
+        except BaseException:
+            caller.close()
+            raise
+        with self._waiting.caller(request, row.id):
+            try:
+                await control.refuse_deadlock(self._dispatcher, row.id)
+            except BaseException:
+                self._left(row.id, caller)
+                raise
+        return Stream(self._events(request, row.id, caller), "application/x-ndjson")
+
+    async def _events(self, request: Request, id_: int, caller: RunClient) -> AsyncGenerator[bytes, None]:
+        try:
+            with self._waiting.caller(request, id_):
+                while True:
+                    event = await caller.events.get()
+                    yield json.dumps(event).encode() + b"\n"
+                    if event["event"] != "held":
+                        return
+        finally:
+            self._left(id_, caller)
+
+    def _left(self, id_: int, caller: RunClient) -> None:
+        caller.close()
+        self._acceptor.caller_left(id_, caller)
