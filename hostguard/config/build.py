@@ -1,4 +1,4 @@
-"""From the values of all keys to a Config: what only several keys together, or the host, can tell of them."""
+"""Builds a Config from the values of all keys, with the checks that need several keys or the host."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
 
 @dataclass(slots=True)
 class Reading:
-    """What is gathered while the files are read."""
+    """Collected while the files are read."""
 
     problems: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     origin: dict[KeyPath, str] = field(default_factory=dict)
 
     def refuse(self, path: KeyPath, text: str, source: str | None = None) -> None:
-        """Note what is wrong with a key; `source` is its file, if `origin` does not have it."""
+        """Note a problem with a key; `source` is its file, if `origin` does not have it."""
         self.problems.append(f"{source or self.origin[path]}: {dotted(path)}: {text}")
 
 
 def build(values: dict[str, Any], reading: Reading) -> Config:
-    """The configuration of values that are right, each by itself; what is wrong goes to `reading`.
+    """The configuration from values that are valid each by itself; problems are noted in `reading`.
 
-    Blocks: asks for users.
+    Blocks: looks up users.
     """
     turn = values.get("turn", {})
     minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
@@ -53,7 +53,7 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
             reading.refuse(("channels", name), "minds is missing: a list of names of configured minds")
     limits, web = values.get("limits", {}), values.get("web", {})
     if (events := values.get("events", {}).get("listen")) and events == web.get("listen"):
-        reading.refuse(("web", "listen"), "that is where the minds' endpoint listens (events.listen)")
+        reading.refuse(("web", "listen"), "the minds' endpoint listens there (events.listen)")
     most = limits.get("payload_max", Config().payload_max)
     return Config(
         **limits,
@@ -78,12 +78,12 @@ def _pressure(table: dict[str, Any], reading: Reading) -> Settings:
 
 
 def _refuse_shared(minds: Mapping[str, Mind], reading: Reading) -> None:
-    """A server, and what runs it, is of one mind: a message does not say for whom it is."""
+    """A server and its unit belong to one mind: a message does not say which mind it is for."""
     seen: dict[str, str] = {}
     for name, mind in minds.items():
         for key, value in (("url", mind.url), ("unit", mind.unit)):
             if value is not None and seen.setdefault(value, name) != name:
-                reading.refuse(("minds", name, key), f"{quoted(value)} is that of {quoted(seen[value])}")
+                reading.refuse(("minds", name, key), f"{quoted(value)} belongs to {quoted(seen[value])}")
 
 
 def _schedules(
@@ -105,7 +105,7 @@ def _schedules(
 
 
 def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str | None:
-    """What is wrong with a schedule whose keys are right, each by itself; None if nothing is."""
+    """Why a schedule is invalid whose keys are valid each by itself; None if it is not."""
     mind = minds.get(table.get("mind", ""))
     if mind is None:
         return f"mind must name a configured mind: {', '.join(sorted(minds)) or 'there is none'}"
@@ -114,9 +114,9 @@ def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str |
     if ("message" in table) == ("script" in table):
         return "it has either message or script"
     if len(table.get("script", "").encode()) > SCRIPT_MAX:
-        return f"script has more than {SCRIPT_MAX} bytes, which a shell cannot be given"
+        return f"script has more than {SCRIPT_MAX} bytes, the most that a shell can be given"
     if "script" in table and not mind.user:
-        return f"{mind.name} has no user, who runs the script"
+        return f"{mind.name} has no user to run the script"
     if "message" in table and not (mind.command or mind.url):
         return f"{mind.name} has no command and no url: it takes no messages"
     return None
@@ -130,10 +130,10 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
         reading.refuse((*place, "url"), "a mind has a command or a url, not both")
     for key in ("unit", "idle_end"):
         if key in table and "url" not in table:
-            reading.refuse((*place, key), "only a mind with a url has it")
+            reading.refuse((*place, key), "only a mind with a url can have it")
     if "routes" in table and "user" not in table:
         reading.refuse(
-            (*place, "routes"), "a mind with routes needs a user, who writes the files that routes name"
+            (*place, "routes"), "a mind with routes needs a user, to write the files that routes name"
         )
     limits = Limits(**{**turn, **table.get("turn", {})})
     user = table.get("user")

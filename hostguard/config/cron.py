@@ -1,13 +1,13 @@
 """When schedules are due. Pure.
 
 The rules where clocks and calendars disagree:
-  - A time that the spring change skips is due at the change, once with all others that it skips.
-  - A time that comes twice in autumn is due the first time. A schedule of every hour (`*` as its hour) keeps
-    its pace instead: it is due in both hours, and has nothing to make up for in spring.
-  - What is due more than LATE_MS ago was missed: the guard was away, the card took no writes, or the clock
-    was set forward. The schedule's catch_up says what becomes of it.
-  - A clock set back by at most BACK_MS makes nothing due again. Set back by more, it was wrong before:
-    schedules start anew from what it shows now.
+  - Times that the spring change skips are due at the change, together once.
+  - A time that comes twice in autumn is due the first time. A schedule for every hour (`*` as its hour) is
+    due in both hours instead, and misses nothing in spring.
+  - A time more than LATE_MS ago was missed: the guard was down, the card took no writes, or the clock was
+    set forward. The schedule's catch_up decides.
+  - A clock set back by at most BACK_MS makes nothing due again. If it was set back by more it was wrong
+    before: schedules start from the time that it shows now.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hostguard.core.model import Schedule
 CRON_MAX = 200  # characters
 CRON_NAMES = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 LATE_MS = 60_000  # the finest step of cron
-BACK_MS = 3 * 3_600_000  # as cron(8) of Debian tells a correction of the clock from a wrong one
-# Of the missed times of one schedule this many, or at least half of them, are looked at; not those before.
+BACK_MS = 3 * 3_600_000  # as Debian's cron(8) distinguishes a correction from a wrong clock
+# Of the missed times of a schedule the latest are considered: at most this many, at least half as many.
 MISSED_MAX = 1000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,44 +35,44 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done about a schedule now. Times are ms since the epoch.
+    """What to do about a schedule now. Times are ms since the epoch.
 
-    Every time in `missed` is before every time in `fire`; all are in order. `seen` is what to remember once
-    that is done: up to then all times are dealt with.
+    Every time in `missed` is before every time in `fire`; all are in order. `seen` is to be remembered once
+    that is done: all times up to it are handled.
     """
 
     fire: tuple[int, ...] = ()
     missed: tuple[int, ...] = ()
-    since: int | None = None  # there were times before this, too many to look at: none of them fires
-    seen: int | None = None  # None: as before
+    since: int | None = None  # there were too many times before this: none of them fires
+    seen: int | None = None  # None: unchanged
     next: int | None = None
 
 
 def cron_fault(text: str) -> str | None:
-    """What is wrong with a cron expression, as the end of a sentence; None if nothing is."""
+    """Why a cron expression is invalid, as the end of a sentence; None if it is valid."""
     if text.startswith("@"):
         return None if text in CRON_NAMES else f"a name is one of {', '.join(CRON_NAMES)}"
     if len(text) > CRON_MAX:
         return f"it has more than {CRON_MAX} characters"
     if len(text.split()) != 5:
         return 'it has five fields, "minute hour day month weekday", such as "*/15 8-18 * * mon-fri"'
-    # croniter has more: H and R are random, and not the same after a restart.
+    # croniter also knows H and R, which are random: not the same after a restart.
     if not re.fullmatch(r"[0-9A-Za-z*/,# \t-]+", text) or re.search(r"(?i)(?<![a-z])[hr](?![a-z])", text):
         return "a field holds numbers, names such as mon or jan, and * / , - # only"
     try:
         croniter(text, datetime(2000, 1, 1)).get_next(datetime)
     except CroniterBadDateError:
-        return "such a day never comes"
+        return "no date matches it"
     except (ValueError, KeyError) as error:
         return str(error)
     return None
 
 
 def due(schedule: Schedule, seen: int | None, now: int, zone: tzinfo) -> Due:
-    """What fires now, what was missed, and when to look again.
+    """What fires now, what was missed, and when the schedule is due next.
 
-    `seen`: up to when all times are dealt with; None for a schedule that is new: it missed nothing before it
-    was there. A one-time schedule fires however late it is.
+    `seen`: up to when all times are handled; None for a new schedule, which has missed nothing. A one-time
+    schedule fires however late it is.
     """
     if schedule.at is not None:
         if seen is not None and seen >= schedule.at:
@@ -101,7 +101,7 @@ def next_time(schedule: Schedule, after: int, zone: tzinfo) -> int | None:
 
 
 def _latest(schedule: Schedule, seen: int, now: int, zone: tzinfo) -> tuple[list[int], int]:
-    """The times after `seen` and up to `now`, and from when on these are all.
+    """The times after `seen` up to `now`, and the time after which none is left out.
 
     Of more than MISSED_MAX the latest, at least half as many.
     """
@@ -123,7 +123,7 @@ def _times(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
     """All times after `after`, in order."""
     try:
         yield from (_every_hour if _has_every_hour(cron) else _at_hours)(cron, after, zone)
-    except (ValueError, OverflowError):  # the calendar ends, in the year 9999
+    except (ValueError, OverflowError):  # the calendar ends in the year 9999
         return
 
 
@@ -142,7 +142,7 @@ def _at_hours(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
 
 
 def _every_hour(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
-    """Wall times of one offset from UTC, up to where it changes; then those of the next."""
+    """Wall times with one offset from UTC until it changes, then those with the next."""
     cursor = _wall(after, zone)
     while True:
         offset = _offset(after, zone)
@@ -150,7 +150,7 @@ def _every_hour(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
             time = _ms(wall.replace(tzinfo=UTC)) - offset
             change = _change(after, min(time, after + _DAY_MS), zone)
             if change is None and _offset(time, zone) != offset:
-                change = _first(wall, zone)  # the change is far from both: begin anew at the time itself
+                change = _first(wall, zone)  # the change is far from both: start again at the time itself
             if change is not None:
                 after, cursor = change, _wall(change, zone) - timedelta(minutes=1)
                 break
@@ -159,24 +159,24 @@ def _every_hour(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
 
 
 def _wall_times(cron: str, after: datetime) -> Iterator[datetime]:
-    # Without a time zone: croniter's own rules for the changes differ from version to version.
+    # Without a time zone: croniter's rules for the changes differ between versions.
     steps = croniter(cron, after.replace(second=0, microsecond=0))
     while True:
         yield steps.get_next(datetime)
 
 
 def _first(wall: datetime, zone: tzinfo) -> int:
-    """When a wall time comes for the first time; the change for one that the change skips."""
+    """When a wall time first comes; if a change skips it, the time of the change."""
     early = _ms(wall.replace(tzinfo=zone, fold=0))
     if _wall(early, zone) == wall:
         return early
-    # In a gap, fold=1 counts with the offset after the change: that is before it.
+    # In a gap fold=1 uses the offset after the change: that is before it.
     change = _change(_ms(wall.replace(tzinfo=zone, fold=1)), early, zone)
     return early if change is None else change
 
 
 def _change(low: int, high: int, zone: tzinfo) -> int | None:
-    """The first ms in (low, high] with another offset than `low` has; None if `high` has the same."""
+    """The first ms in (low, high] with another offset than `low`; None if `high` has the same."""
     offset = _offset(low, zone)
     if _offset(high, zone) == offset:
         return None
@@ -190,7 +190,7 @@ def _change(low: int, high: int, zone: tzinfo) -> int | None:
 
 
 def _offset(time: int, zone: tzinfo) -> int:
-    """Of wall time from UTC, in ms."""
+    """The offset of wall time from UTC, in ms."""
     offset = (_EPOCH + timedelta(milliseconds=time)).astimezone(zone).utcoffset()
     assert offset is not None
     return offset // timedelta(milliseconds=1)

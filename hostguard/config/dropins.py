@@ -1,4 +1,4 @@
-"""Drop-ins that hostguard itself writes: checked with the whole configuration before they are there."""
+"""Drop-ins that hostguard writes. Each is checked with the whole configuration before it is in place."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hostguard.linux.files import written_beside
 
 
 def place(name: str) -> Path:
-    """The file of a drop-in, whose name goes without ".toml"."""
+    """The path of a drop-in; `name` is without ".toml"."""
     return paths.DROP_INS[0] / f"{name}.toml"
 
 
 def set_elsewhere(file: Path) -> dict[KeyPath, str]:
-    """The keys that other files than this one set, and which file does. Raises ConfigError."""
+    """The keys that other files set, each with its file. Raises ConfigError."""
     origin = config.load_with_origin().origin
     return {path: source for path, source in origin.items() if source != str(file)}
 
 
 def write(file: Path, text: str, *, replace: bool) -> None:
-    """Write a drop-in that fits with the rest of the configuration, or nothing at all.
+    """Write a drop-in if the whole configuration is valid with it.
 
-    Raises ConfigError with all that would be wrong then, FileExistsError unless it may `replace`, OSError.
+    Raises ConfigError with all problems, FileExistsError if it exists and `replace` is false, OSError.
     """
     file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with written_beside(file, text, 0o644, durable=True) as new:  # hidden: no drop-in yet
@@ -38,7 +38,7 @@ def write(file: Path, text: str, *, replace: bool) -> None:
 
 
 def _check(file: Path, new: Path) -> None:
-    """Load the configuration with `new` in the place of `file`. Raises ConfigError, in which it is `file`."""
+    """Load the configuration with `new` in place of `file`. Raises ConfigError, which names `file`."""
     known = config.host_files(paths.CONFIG, paths.DROP_INS)
     main = [one for one in known if one == paths.CONFIG]
     others = [one for one in known if one != paths.CONFIG and one.name != file.name]

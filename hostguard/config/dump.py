@@ -1,4 +1,4 @@
-"""The configuration as the values that a file would hold. Pure."""
+"""The configuration as the values of a file. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HIDDEN = "(hidden)"
 
 
 def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
-    """The configuration in a file's own shape, defaults filled in; with `secrets`, reading it gives the same.
+    """The configuration in the form of a file, with defaults; with `secrets`, reading it gives the same.
 
-    A mind's `turn` has only what differs from [turn]. Without `secrets` the values of `environment` are
-    hidden: not everybody who may ask the daemon may read the files.
+    A mind's `turn` has only what differs from [turn]. Without `secrets` tokens and the values of
+    `environment` are hidden: the daemon answers users who may not read the files.
     """
     turn = _limits(config.turn)
     return {
@@ -44,7 +44,7 @@ def _or_unlimited(value: int | float | None) -> int | float | str:
 
 def _limits(limits: Limits) -> dict[str, Any]:
     shown = {item.name: _or_unlimited(getattr(limits, item.name)) for item in fields(limits)}
-    if limits.io_weight is None:  # a weight is a share: it can be unset, not unlimited
+    if limits.io_weight is None:  # a weight is a share: it can be unset but not unlimited
         del shown["io_weight"]
     return shown
 
@@ -81,7 +81,7 @@ def _wake_dict(wake: WakeOn) -> dict[str, Any]:
 
 
 def _schedule_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule in a file's own shape: what is set, without the name."""
+    """A schedule in the form of a file: the keys that are set."""
     shown = {item.name: getattr(schedule, item.name) for item in fields(schedule) if item.name != "name"}
     if schedule.at is not None:
         shown["at"] = datetime.fromtimestamp(schedule.at / 1000, UTC).isoformat()

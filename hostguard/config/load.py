@@ -1,4 +1,4 @@
-"""The configuration: TOML files in, one model.Config out. What it does not know it refuses."""
+"""Reads the configuration: TOML files in, one model.Config out. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE_MAX = 1 << 20  # bytes
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. `problems` has a sentence each; `sources` are the files tried."""
+    """The configuration is invalid. `problems` are sentences; `sources` are the files that were read."""
 
     def __init__(self, problems: Sequence[str], sources: Sequence[str] = ()) -> None:
         super().__init__("\n".join(problems))
@@ -32,22 +32,22 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and the file that each key in it came from."""
+    """A configuration, and the file that set each key."""
 
     config: Config
     origin: Mapping[KeyPath, str]
 
 
 def load(files: Sequence[Path] | None = None) -> Config:
-    """Read the host's configuration, or just `files`, later ones over earlier ones, key by key.
+    """Read the host's configuration, or only `files`; a later file overrides an earlier one key by key.
 
-    Blocks: reads files and asks for users. Raises ConfigError with every problem of every file.
+    Blocks: reads files and looks up users. Raises ConfigError with all problems of all files.
     """
     return load_with_origin(files).config
 
 
 def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
-    """As `load`, and tells where each key came from."""
+    """As `load`, with the file that set each key."""
     reading = Reading()
     merged: dict[str, Any] = {}
     unread = False
@@ -61,7 +61,7 @@ def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
             unread = True
         else:
             _merge(merged, _parse(table, _TREE, (), source, reading))
-    # What refers to a file that was not read would only look wrong.
+    # References into a file that was not read would only look wrong.
     config = Config() if unread else build(merged, reading)
     if reading.problems:
         raise ConfigError(reading.problems, reading.sources)
@@ -69,9 +69,9 @@ def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
 
 
 def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
-    """The main file, if there is one, then all drop-ins by file name; of one name, the first folder's.
+    """The main file, if it exists, then all drop-ins by file name; of the same name the first folder's.
 
-    Raises ConfigError for a folder that cannot be listed: its drop-ins must not be passed over in silence.
+    Raises ConfigError for a folder that cannot be listed: its drop-ins must not be ignored silently.
     """
     drop_ins: dict[str, Path] = {}
     for folder in folders:
@@ -90,7 +90,7 @@ def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:
     except FileNotFoundError:
         return files
     except OSError:
-        pass  # reading it will tell
+        pass  # reading it fails with the reason
     return [main, *files]
 
 
@@ -100,10 +100,10 @@ def _read(file: Path) -> dict[str, Any]:
 
     try:
         info = file.stat()
-        # Opening a FIFO would wait for ever. /dev/null masks a drop-in, as in systemd.
+        # Opening a FIFO would block. /dev/null masks a drop-in, as in systemd.
         if not stat.S_ISREG(info.st_mode) and not file.samefile(os.devnull):
             raise refusal("is not a regular file")
-        # It says which commands run as which user.
+        # The file decides which commands run as which user.
         if os.geteuid() == 0 and stat.S_ISREG(info.st_mode) and info.st_mode & stat.S_IWOTH:
             raise refusal(f"is writable by everyone; run: chmod o-w {file}")
         with file.open("rb") as stream:
@@ -140,7 +140,7 @@ _TREE = _tree()
 def _parse(
     table: dict[str, Any], tree: dict[str, Any], path: KeyPath, source: str, reading: Reading
 ) -> dict[str, Any]:
-    """The values of one file's table; what is wrong in it goes to `reading` and is left out."""
+    """The values of one file's table; invalid ones are left out and noted in `reading`."""
     good: dict[str, Any] = {}
     for name, value in table.items():
         here = (*path, name)
@@ -170,7 +170,7 @@ def _parse(
 
 def _unknown(name: str, path: KeyPath, tree: dict[str, Any]) -> str:
     elsewhere = [key for key in KEYS if key.rpartition(".")[2] == name]
-    # Best in the same section: limits of one mind are often looked for beside its command.
+    # The same section first: people often write limits of a mind next to its command.
     elsewhere.sort(key=lambda key: not path or key.partition(".")[0] != path[0])
     guess = [key.replace("*", "NAME") for key in elsewhere] or difflib.get_close_matches(name, tree, n=1)
     hint = f" Did you mean {guess[0]}?" if guess else ""

@@ -1,7 +1,7 @@
-"""The keys of the configuration: what each may hold, in words and as a parser. Pure.
+"""The keys of the configuration, with a parser for each and its allowed values in words. Pure.
 
-A parser takes what tomllib read and returns the value in the unit that model.py states. It raises ValueError,
-with a detail if one helps, for anything else. In a key's name `*` stands for a name that the user chooses
+A parser takes a value from tomllib and returns it in the unit that model.py states. It raises ValueError,
+with a detail if one helps, for anything else. In the name of a key `*` is a name that the user chooses
 (names.py).
 """
 
@@ -27,9 +27,9 @@ _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: how its value is read, and what it may be, as the end of "allowed: ".
+    """One key. `allowed` is the end of a sentence that begins "allowed: ".
 
-    What is `secret` is shown in no message, though it be wrong.
+    No message shows the value of a `secret` key, even if it is invalid.
     """
 
     parse: Callable[[Any], Any]
@@ -45,7 +45,7 @@ def _quantity(parse: Callable[[str], float], text: str) -> Any:
 
 
 def _within(value: Any, low: int, high: int) -> int:
-    # bool is an int to Python, but `true` is no number to the one who wrote it.
+    # In Python a bool is an int, but `true` is not a number in TOML.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError
     return value
@@ -97,7 +97,7 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError
     if "\0" in value:
-        raise ValueError("it holds a NUL character")
+        raise ValueError("it contains a NUL character")
     if not value:
         raise ValueError("it is empty")
     return value
@@ -116,7 +116,7 @@ def _texts(value: Any) -> tuple[str, ...]:
         try:
             _text(item)
         except ValueError as error:
-            raise ValueError(f"item {i + 1}: {str(error) or 'it is no string'}") from None
+            raise ValueError(f"item {i + 1}: {str(error) or 'not a string'}") from None
     return tuple(value)
 
 
@@ -139,14 +139,14 @@ def _members(value: Any) -> tuple[str, ...]:
 def _environment(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError
-    # Values may be secrets, so that no detail shows one.
+    # Values may be secrets: no message shows one.
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"{name!r} cannot name a variable")
+            raise ValueError(f"{name!r} is not a valid name of a variable")
         if name.startswith("HOSTGUARD_"):
-            raise ValueError(f"{name} is for hostguard itself to set")
+            raise ValueError(f"hostguard itself sets {name}")
         if not isinstance(text, str) or "\0" in text:
-            raise ValueError(f"the value of {name} is no string without NUL")
+            raise ValueError(f"the value of {name} is not a string without NUL")
     return value
 
 
@@ -172,9 +172,9 @@ def _unit(value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9:_.\\@-]{1,247}\.service", _text(value)):
         raise ValueError
     if value.endswith("@.service"):
-        raise ValueError("it is a template: name an instance of it")
+        raise ValueError("it is a template: name an instance")
     if value == "hostguard.service" or value.startswith("hostguard-turn-"):
-        raise ValueError("it is hostguard's own")
+        raise ValueError("it is a unit of hostguard itself")
     return str(value)
 
 
@@ -212,7 +212,7 @@ def _one_of(*words: str) -> Key:
 
 
 def _at(value: Any) -> int:
-    """ms since the epoch; a time without a zone is the host's."""
+    """ms since the epoch; a time without a zone is in the host's zone."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
@@ -232,7 +232,7 @@ def _zone(value: Any) -> str:
     try:
         zoneinfo.ZoneInfo(_text(value))
     except (zoneinfo.ZoneInfoNotFoundError, OSError):
-        raise ValueError("this host does not know it") from None
+        raise ValueError("unknown on this host") from None
     return str(value)
 
 
@@ -261,7 +261,7 @@ SCHEDULE = {
 
 _COUNT = _whole(0, 1_000_000)
 _BANDWIDTH = _or_unlimited(_sized("bytes per second", 1000, "1"))
-_IOPS = _or_unlimited(_whole(1, 2**32 - 1))  # the kernel keeps io.max's IOPS in 32 bits
+_IOPS = _or_unlimited(_whole(1, 2**32 - 1))  # 32 bits in the kernel
 _MEMORY = _or_unlimited(_sized("bytes", 1024, "1M"))
 
 _TURN = {

@@ -15,10 +15,10 @@ def dotted(path: KeyPath) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML basic string in which no character moves the cursor or turns the writing direction."""
+    """A TOML basic string without characters that move the cursor or change the writing direction."""
     return "".join(
         f"\\U{ord(char):08x}" if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") else char
-        for char in json.dumps(text, ensure_ascii=False)  # of the escapes that JSON has, TOML has all
+        for char in json.dumps(text, ensure_ascii=False)  # TOML has all escapes of JSON
     )
 
 

@@ -1,4 +1,4 @@
-"""The wall clock, as rows and events have it."""
+"""The wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that hostguard's parts hand to each other. All are frozen; none does I/O."""
+"""The values that the packages exchange. All are frozen; none does I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class State(StrEnum):
     QUEUED = "queued"
     DELIVERING = "delivering"
     BATCHING = "batching"  # in a batch's buffer, until it is flushed
-    GATED = "gated"  # kept: no route of the mind matches its channel
+    GATED = "gated"  # quarantined: no route of the mind matches its channel
     DONE = "done"
     DEAD = "dead"
     CANCELLED = "cancelled"
@@ -50,14 +50,14 @@ class Reason(StrEnum):
     MIND_DOWN = "mind_down"  # a resident mind's server does not take connections
     NO_SYSTEMD = "no_systemd"
     NO_WRITES = "no_writes"  # the card is full, read-only, or gone: a turn's end could not be stored
-    RESTART = "restart"  # held since before the guard was started: the reason of then is not stored
+    RESTART = "restart"  # held since before the guard started: the reason is not stored
 
 
 class Kind(StrEnum):
     """What a row starts."""
 
     MESSAGE = "message"  # from somebody: the mind gets the payload
-    SCHEDULE = "schedule"  # these, too, bring the mind their payload; they tell where it comes from
+    SCHEDULE = "schedule"  # of a schedule; this and the following are payloads, too
     SYSTEM = "system"
     WAKE = "wake"
     LIFECYCLE = "lifecycle"
@@ -69,7 +69,7 @@ class Kind(StrEnum):
 
     @property
     def delivers(self) -> bool:
-        """Whether the mind itself gets the payload."""
+        """True if the mind itself gets the payload."""
         return self not in (Kind.RUN, Kind.SCRIPT, Kind.FILE)
 
 
@@ -94,7 +94,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class WakeOn:
-    """What wakes a sleeping mind, beside a message that asks for it. Globs: `*` only."""
+    """What wakes a sleeping mind, in addition to a message that asks for it. Globs: `*` only."""
 
     dm: bool = True
     mention: bool = True  # @name
@@ -185,7 +185,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the gate needs of a queued delivery. Times are ms since the epoch, UTC."""
+    """A queued delivery, as the gate sees it. Times are ms since the epoch, UTC."""
 
     id: int
     mind: str
@@ -196,7 +196,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One row to store of a message: for whom, where in its life it begins, and what it starts."""
+    """One row of a message to store: its mind and session, its first state, and what it starts."""
 
     mind: str
     session: str
@@ -232,12 +232,12 @@ class Delivery:
 
     @property
     def row(self) -> Row:
-        """The part the gate sees."""
+        """The part that the gate sees."""
         return Row(self.id, self.mind, self.session, self.not_before, self.kind)
 
 
 class Waited(NamedTuple):
-    """How long a row waited since it was due, in ms, and what for; None if it was not held."""
+    """How long a row waited since it was due, in ms, and behind what; None if it was not held."""
 
     ms: int
     behind: str | None
@@ -260,27 +260,29 @@ class LiveTurn:
 
 @dataclass(frozen=True, slots=True)
 class MindView:
-    """What the gate knows of one mind."""
+    """One mind, as the gate sees it."""
 
     name: str
     cap: int
     paused: bool = False
     asleep: bool = False
     live: tuple[LiveTurn, ...] = ()
-    down: str | None = None  # a resident mind that takes no connections: why
+    down: str | None = None  # why a resident mind takes no connections
 
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """What the gate knows of the host. `cap` None = unlimited; `effective_cap` is what pressure allows."""
+    """The host, as the gate sees it. `cap` None = unlimited; `effective_cap` is what pressure allows."""
 
     live: int
     oldest: str | None = None  # the longest-running live unit, named as the blocker of a full cap
     cap: int | None = None
     effective_cap: int | None = None
     paused: bool = False
-    systemd: bool = True  # False while the bus is lost: nothing is started unseen
-    writes: bool = True  # False while the database takes none: what ended would run again at the next boot
+    systemd: bool = True  # False while the bus is lost: nothing starts uncounted
+    writes: bool = (
+        True  # False while the database is not writable: turns that end would run again after a boot
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The row waits. `blocker` names what it waits for, in words a person can act on."""
+    """The row waits. `blocker` names what for, in words that a person can act on."""
 
     reason: Reason
     blocker: str

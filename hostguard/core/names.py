@@ -1,4 +1,4 @@
-"""What a mind, a channel, a schedule and a session may be called, and patterns for it. Pure."""
+"""Names of minds, channels, schedules and sessions, and patterns for them. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 MIND_NAME_MAX = 48  # bytes: escaped, in a scope's name, it stays below systemd's 256
 CHANNEL_NAME_MAX = 64  # characters
-OWN_SESSION = "$"  # sessions that begin so are the guard's own
-MAIN_SESSION = "main"  # the one that is meant where none is named
-NEW_SESSION = "$new"  # one of its own for each delivery
-NEW_PREFIX = "new-"  # which those begin with
+OWN_SESSION = "$"  # begins the sessions that only the guard uses
+MAIN_SESSION = "main"  # if none is named
+NEW_SESSION = "$new"  # a session of its own for each delivery
+NEW_PREFIX = "new-"  # begins the names of those
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
 
 
 def mind_name_fault(name: str) -> str | None:
-    """What is wrong with a mind's name, or None."""
+    """Why this cannot be a mind's name; None if it can."""
     if not 1 <= len(name.encode()) <= MIND_NAME_MAX:
         return f"a mind's name has 1 to {MIND_NAME_MAX} bytes"
     if name[0] in "@#":
@@ -25,28 +25,28 @@ def mind_name_fault(name: str) -> str | None:
 
 
 def channel_name_fault(name: str) -> str | None:
-    """What is wrong with a channel's name, or None."""
+    """Why this cannot be a channel's name; None if it can."""
     if not name.startswith("#") or not 2 <= len(name) <= CHANNEL_NAME_MAX:
         return f'a channel\'s name begins with "#" and has 2 to {CHANNEL_NAME_MAX} characters'
     return _space_fault(name)
 
 
 def schedule_name_fault(name: str) -> str | None:
-    """What is wrong with a schedule's name, or None."""
+    """Why this cannot be a schedule's name; None if it can."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         return "a schedule's name has 1 to 64 letters, digits, ., _ or -"
     return None
 
 
 def own_session(name: str) -> bool:
-    """Whether only the guard itself may use the session: for scripts and files."""
+    """True if only the guard itself may use the session, for scripts and files."""
     return name.startswith(OWN_SESSION) and name != NEW_SESSION
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole text fits the pattern, in which `*` stands for any characters, and nothing else does.
+    """True if the whole text matches the pattern, in which only `*` is special: it matches any characters.
 
-    Linear in the text's length for each `*`: patterns and texts come from minds.
+    Linear in the length of the text for each `*`: patterns and texts come from minds.
     """
     first, *parts = pattern.split("*")
     if not parts:
@@ -64,7 +64,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def says(word: str, text: str) -> bool:
-    """Whether the text has the word as a whole, in any case. `@bob` is not said by "@bobby" or "@bob-2"."""
+    """True if the text has the word as a whole, in any case. "@bobby" and "@bob-2" do not say "@bob"."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w|-\w)", text, re.IGNORECASE) is not None
 
 
@@ -76,7 +76,7 @@ def _space_fault(name: str) -> str | None:
     return None
 
 
-# By the table of the configuration in which they stand.
+# By the table of the configuration.
 NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
     "minds": mind_name_fault,
     "channels": channel_name_fault,

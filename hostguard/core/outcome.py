@@ -17,11 +17,11 @@ BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU in ms, storage in bytes; None: nothing tells.
+    """What a live turn has used: CPU in ms, storage in bytes; None = not known.
 
-    `counted` is "scope" where the kernel's io controller counts in the scope's cgroup what reached the disk
-    (Documentation/admin-guide/cgroup-v2.rst, io.stat), and "processes" where the bytes are summed up over
-    those that live now (proc_pid_io(5)), an adopted one's from before the turn, too.
+    `counted` is "scope" if the kernel counts what reached the disk in the scope's cgroup (cgroup-v2.rst,
+    io.stat), and "processes" if the bytes are the sum over the live processes (proc_pid_io(5)), with what an
+    adopted process read and wrote before the turn.
     """
 
     cpu_ms: int | None
@@ -32,7 +32,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a turn's stub wrote. `released`: the command may have run. At its end: `exit` or `signal`."""
+    """What a turn's stub wrote. `released`: the command may have run. `exit` or `signal`: how it ended."""
 
     released: bool = False
     not_started: str | None = None
@@ -55,7 +55,7 @@ class Ending:
     pause_ms: int = 0  # before it is offered again
 
 
-NEVER_BEGAN = Ending("stopped", "was asked to stop before it began")
+NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
 
 
 def ending(
@@ -76,7 +76,7 @@ def ending(
     number = record.signal
     status = 128 + number if number is not None else record.exit
     if stopped:
-        return Ending("stopped", "was asked to stop", status)
+        return Ending("stopped", "stopped on request", status)
     overdue = max_turn is not None and ran_s >= max_turn
     if overdue and (status is None or number in (signal.SIGTERM, signal.SIGKILL)):
         return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", status)
@@ -92,16 +92,16 @@ def ending(
 def resident_ending(
     record: Record | None, stopped: bool, ran_s: float, max_turn: float | None, posted: bool, ours: bool
 ) -> Ending:
-    """How a turn of a resident mind ended of which only is known that its scope is empty.
+    """How a turn of a resident mind ended if all that is known is that its scope is empty.
 
-    `posted`: the mind confirmed the message. One that it did not is offered again, with the same key; that
-    counts as an attempt if the mind had all of max_turn for it. `ours`: no earlier guard began the turn, and
-    did not come to post it.
+    `posted`: the mind confirmed the message. Otherwise it is offered again, with the same key; that counts
+    as an attempt if the mind had all of max_turn for it. `ours`: this guard began the turn; an earlier one
+    may have died before it posted the message.
     """
     if max_turn is not None and ran_s >= max_turn and record is not None and (posted or ours):
         return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", failed=not posted)
     if stopped:
-        return Ending("stopped", "was asked to stop")
+        return Ending("stopped", "stopped on request")
     if not posted:
         return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
     if record is None:
@@ -121,7 +121,7 @@ def result(
 ) -> dict[str, Any]:
     """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none.
 
-    `used` tells of a turn without a record of its own. What it sums up over processes is left out: those of a
+    `used` is for a turn without an account in its record. A sum over processes is left out: those of a
     resident mind worked before the turn, too.
     """
     account = record.account if record else {}

@@ -1,4 +1,4 @@
-"""Where hostguard's files are: of the host, or of a user's own service manager. The variables serve tests."""
+"""The paths of hostguard's files, for the host or for a user's service manager. Tests set the variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ USER = os.environ.get(USER_MANAGER) == "1"
 
 
 def _own(variable: str, default: str | Path) -> Path:
-    """Our folder in one of the user's. The XDG Base Directory Specification ignores relative ones."""
+    """Our folder in one of the user's. Relative ones are ignored (XDG Base Directory Specification)."""
     folder = os.environ.get(variable, "")
     return (Path(folder) if folder.startswith("/") else Path.home() / default) / "hostguard"
 
@@ -26,16 +26,16 @@ STATE = Path(os.environ.get("HOSTGUARD_STATE", _STATE))
 RUNTIME = Path(os.environ.get("HOSTGUARD_RUNTIME", _RUNTIME))
 
 SOCKET = RUNTIME / "hostguard.sock"
-LOCK = RUNTIME / "gate.lock"  # flock: its holder, and nobody else, admits turns
+LOCK = RUNTIME / "gate.lock"  # flock: only its holder admits turns
 TURNS = RUNTIME / "turns"  # one exit record per turn
-SESSIONS = RUNTIME / "sessions.json"  # see sessions.py
-FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # see undo.py
-PRESSURE = RUNTIME / "pressure.json"  # see learnt.py
+SESSIONS = RUNTIME / "sessions.json"  # turns/process_sessions.py
+FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # pressure/
+PRESSURE = RUNTIME / "pressure.json"  # pressure/saved_state.py
 DATABASE = STATE / "queue.db"
 
 
 def record_path(turn: str) -> Path:
-    """The turn's exit record, written by its stub."""
+    """The exit record of a turn, written by its stub."""
     return TURNS / turn
 
 

@@ -1,4 +1,4 @@
-"""What a mind is told of a delivery: the stored payload, made whole for the one who gets it. Pure."""
+"""Payloads: as they are stored, and as an exec mind, a resident mind or a file gets them. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from hostguard.core.model import Delivery, Kind, Schedule
 
-CHANNEL = "@volute"  # volute.md: how a mind of today knows a message of the system
+CHANNEL = "@volute"  # volute.md: by this a mind recognizes a message of the system
 SENDER = "volute"
-NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute tells so
+NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute says so
 RESIDENT_FIELDS = (
     "channel", "sender", "content", "session", "conversationId", "platform", "isDM", "participants",
     "participantCount", "typing", "interrupt", "instructions", "batch",
@@ -18,12 +18,12 @@ RESIDENT_FIELDS = (
 
 
 def compact(payload: Mapping[str, Any]) -> bytes:
-    """A payload as it is stored. Raises UnicodeEncodeError, ValueError for what JSON or UTF-8 cannot hold."""
+    """A payload as it is stored. Raises UnicodeEncodeError, ValueError if JSON or UTF-8 cannot hold it."""
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def describe(row: Delivery, raw: bytes) -> str:
-    """What `systemctl status` shows of the turn's scope."""
+    """The description of the turn's scope, which `systemctl status` shows."""
     if row.kind is Kind.RUN:
         given = json.loads(raw)
         return f"{row.mind}: {given['description'] or given['argv0'] or 'hostguard run'}"
@@ -33,7 +33,7 @@ def describe(row: Delivery, raw: bytes) -> str:
 
 
 def told(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload with a channel: a message that was sent to no channel is a direct one, in its sender's."""
+    """The payload with a channel: a message to no channel is a direct one, in its sender's."""
     if payload.get("channel") is not None:
         return dict(payload)
     sender = payload.get("sender") or "hostguard"
@@ -41,7 +41,7 @@ def told(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def system_payload(minds: tuple[str, ...], content: Any) -> bytes:
-    """The payload of a message of the guard's own."""
+    """The payload of a message from the guard itself."""
     return json.dumps(_of_system(minds, content), ensure_ascii=False).encode()
 
 
@@ -65,7 +65,7 @@ def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
 
 
 def note(waited_ms: int, behind: str | None) -> str | None:
-    """The sentence that tells a mind of a long wait; None if there is nothing to tell.
+    """The sentence that informs a mind of a long wait; None if the wait was short.
 
     `behind` is a unit, or a reason in words.
     """
@@ -79,7 +79,7 @@ def note(waited_ms: int, behind: str | None) -> str | None:
 
 
 def for_exec(row: Delivery, raw: bytes, waited_ms: int, behind: str | None) -> bytes:
-    """The standard input of an exec mind's turn."""
+    """The standard input of an exec mind's command."""
     payload = json.loads(raw)
     payload["session"] = row.session
     _tell_wait(payload, waited_ms, behind)
@@ -89,7 +89,7 @@ def for_exec(row: Delivery, raw: bytes, waited_ms: int, behind: str | None) -> b
 def for_resident(
     row: Delivery, raw: bytes, waited_ms: int, behind: str | None, instructions: str | None
 ) -> dict[str, Any]:
-    """The body of a resident mind's `POST /message`: volute.md. `instructions` are the session's."""
+    """The body of `POST /message` to a resident mind (volute.md). `instructions` are the session's."""
     payload = told(json.loads(raw))
     payload["session"] = row.session
     given = [text for text in (instructions, payload.get("instructions")) if text]
@@ -103,7 +103,7 @@ def for_resident(
 
 
 def _tell_wait(payload: dict[str, Any], waited_ms: int, behind: str | None) -> None:
-    """Say in the content, where it is one that a mind reads, that it waited; and as numbers beside it."""
+    """Add how long the delivery waited, if long: as numbers, and in words to content that a mind reads."""
     text = note(waited_ms, behind)
     if text is None:
         return
@@ -129,7 +129,7 @@ def _is_parts(content: Any) -> bool:
 
 
 def file_line(row: Delivery, raw: bytes) -> bytes:
-    """The line that a route to a file appends: when, where, who and what; one line, whatever it holds."""
+    """The line that a route to a file appends: when, where, who and what, as JSON."""
     payload = told(json.loads(raw))
     content = payload.get("content")
     kept = {

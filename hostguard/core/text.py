@@ -1,6 +1,6 @@
-"""How values look to people. Pure, except that `clock` asks for the host's time zone.
+"""Values as text for people. Pure, except that `clock` asks for the host's time zone.
 
-Names and texts come from minds and from anybody who may send: whatever could move the cursor or turn
+Names and texts come from minds and from anybody who may send: whatever could move the cursor or change
 the writing direction is shown escaped.
 """
 
@@ -23,14 +23,14 @@ def _escaped(char: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Terminal columns of an already safe text."""
+    """Terminal columns of a text that is already safe."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
     )
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in at most `width` columns, ending in "…" if something is missing."""
+    """`text` in at most `width` columns; "…" at the end if it was cut."""
     if columns(text) <= width:
         return text
     kept, used = [], 1
@@ -43,7 +43,7 @@ def cut(text: str, width: int) -> str:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int | None) -> str:
-    """Aligned columns under their headers, the widest cut first until all fit `width` (None: any)."""
+    """Aligned columns under headers; the widest is cut first until all fit `width` (None: no limit)."""
     cells = [list(headers), *([safe("" if cell is None else cell) for cell in row] for row in rows)]
     widths = [max(columns(row[i]) for row in cells) for i in range(len(headers))]
     if width is not None:

@@ -1,4 +1,4 @@
-"""Names and properties of hostguard's units, for either D-Bus library. Pure."""
+"""Names and properties of hostguard's units, for both D-Bus libraries. Pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def unescape(text: str) -> str:
 
 
 def turn_unit(mind: str, turn: str) -> str:
-    """The scope of one turn."""
+    """The name of a turn's scope."""
     return f"hostguard-turn-{escape(mind)}-{turn}.scope"
 
 
 def mind_slice(mind: str) -> str:
-    """The slice of all of one mind's turns."""
+    """The name of the slice of a mind's turns."""
     return f"hostguard-{escape(mind)}.slice"
 
 
@@ -47,7 +47,7 @@ def parse_turn_unit(unit: str) -> tuple[str, str] | None:
 
 
 def slice_mind(name: str) -> str | None:
-    """The mind whose slice this is; "" for hostguard.slice itself; None for a slice not ours."""
+    """The mind whose slice this is; "" for hostguard.slice itself; None for any other slice."""
     if name == SLICE:
         return ""
     if name.startswith("hostguard-") and name.endswith(".slice"):
@@ -56,9 +56,9 @@ def slice_mind(name: str) -> str | None:
 
 
 def unit_of_cgroup(cgroup: str, root: str) -> tuple[str, str] | None:
-    """The unit whose cgroup this is or is in, and the path below that, "" or "/...".
+    """The unit that this cgroup belongs to, and the path below the unit's own cgroup, "" or "/...".
 
-    Both are paths as in /proc/PID/cgroup; the manager's units hang from `root`. None: it is no unit's.
+    Both arguments are paths as in /proc/PID/cgroup; `root` is the service manager's. None: no unit.
     """
     prefix = root.rstrip("/") + "/"
     if not cgroup.startswith(prefix):
@@ -81,8 +81,8 @@ def scope_properties(
 ) -> list[Property]:
     """Properties for StartTransientUnit as (name, D-Bus signature, value).
 
-    `device` is the block device node that per-device limits go to; without one they are left out.
-    Bandwidths are bytes/s, RuntimeMaxUSec is µs. With `delegate` more processes can be attached later.
+    `device` is the block device node for the per-device limits; without one they are left out.
+    Bandwidths are bytes/s, RuntimeMaxUSec is µs. With `delegate` processes can be attached later.
     """
     props: list[Property] = [
         ("Description", "s", description),
@@ -120,9 +120,9 @@ def scope_properties(
 
 
 def spawner_properties(argv: Sequence[str]) -> list[Property]:
-    """Properties of the service that turns' commands are forked from, as `scope_properties`.
+    """Properties of the fork server's service, as `scope_properties`.
 
-    It is protected as hostguard.service is, and has no sandbox: the turns would inherit it.
+    It is protected as hostguard.service is, but has no sandbox, which the turns would inherit.
     """
     return [
         ("Description", "s", "Starts the turns of AI minds for hostguard"),

@@ -79,7 +79,7 @@ def test_a_turn_that_is_stopped_ends(host: ResidentHost) -> None:
     turn = host.in_turn(row)
     host.post(f"/v1/turns/{turn['id']}/stop")
     host.done(row)
-    assert host.ended(row) == ("stopped", "was asked to stop")
+    assert host.ended(row) == ("stopped", "stopped on request")
     assert mind.up()
 
 
@@ -93,7 +93,7 @@ def test_nothing_more_is_posted_into_a_turn_that_is_stopped(host: ResidentHost) 
     wait_for(lambda: len(mind.taken()) == 3)
     host.post(f"/v1/turns/{turn['id']}/stop")
     host.done(first, waits, *rows)
-    assert host.ended(first) == ("stopped", "was asked to stop")
+    assert host.ended(first) == ("stopped", "stopped on request")
     assert [text.split()[0] for text in mind.contents()] == [str(i) for i in range(7)]
     into = [line["turn"] for line in mind.taken()]
     assert into.count(turn["id"]) <= 4, "one may have been on its way"

@@ -49,7 +49,7 @@ def after(text, start, count, zone=BERLIN):
         ("@reboot", "@hourly"),
         ("", "five fields"),
         ("* * * * * *", "five fields"),  # croniter would take seconds
-        ("0 0 30 2 *", "never comes"),
+        ("0 0 30 2 *", "no date matches it"),
         ("60 * * * *", "60"),
         ("*/0 * * * *", ""),
         ("5-x * * * *", "5-x"),

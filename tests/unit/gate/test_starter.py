@@ -78,7 +78,7 @@ def test_a_turn_that_was_stopped_does_not_come_again(
     row, waiting = started(tmp_path, spoil, stop=True)
     assert (row.state.final, row.attempts, waiting) == (True, 0, 0)
     assert row.result is not None
-    assert row.result["reason"] == "was asked to stop before it began"
+    assert row.result["reason"] == "stopped on request before it began"
 
 
 @SPOILS
