@@ -1,4 +1,4 @@
-"""What is a mind's server, which is never moved, and what was never its own. As test_adopt.py, without the guard."""
+"""What is a mind's server, which is never moved, and what was never its own. As test_adoption.py, without the guard."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import family
 import pytest
-from adopt_host import FILE, MAIN, OTHER, UNIT, Host, Server, a_host, cgroup, delegated, listens, with_host
-from adopt_host import _clean as _clean
-from adopt_host import server as server
+from adoption_host import FILE, MAIN, OTHER, UNIT, Host, Server, a_host, cgroup, delegated, listens, with_host
+from adoption_host import _clean as _clean
+from adoption_host import server as server
 from guard import run, systemctl
 from minds import free_port
 from until import until

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from adopt_host import MAIN, OTHER, UNIT, USER, Host, Server, a_host, at, cgroup, delegated, with_host
-from adopt_host import _clean as _clean
-from adopt_host import server as server
+from adoption_host import MAIN, OTHER, UNIT, USER, Host, Server, a_host, at, cgroup, delegated, with_host
+from adoption_host import _clean as _clean
+from adoption_host import server as server
 from guard import run
 from minds import free_port
 from until import until

@@ -7,9 +7,9 @@ import os
 import signal
 
 import pytest
-from adopt_host import MAIN, OTHER, UNIT, Host, Server, a_host, at, cgroup, delegated, with_host
-from adopt_host import _clean as _clean
-from adopt_host import server as server
+from adoption_host import MAIN, OTHER, UNIT, Host, Server, a_host, at, cgroup, delegated, with_host
+from adoption_host import _clean as _clean
+from adoption_host import server as server
 from bus_relay import RELAY, Bus
 from until import until
 
