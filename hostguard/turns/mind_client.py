@@ -22,7 +22,7 @@ BODY_S = 5.0  # for the answer's body, which only tells why
 CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
 REPLY_MAX = 64 << 10  # bytes of an answer that are read
 # What httpx would import, on the event loop, when it first connects: by its version the one or the other.
-LATE = ("httpcore.backends.asyncio", "httpcore._backends.anyio")
+LATE = ("httpcore.backends.asyncio", "httpcore._backends.anyio", "anyio._backends._asyncio")
 
 
 class Outcome(StrEnum):
