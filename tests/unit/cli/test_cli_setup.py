@@ -222,7 +222,7 @@ def test_a_registry_that_cannot_be_read(run: Run, tmp_path: Path, eve: Path) -> 
     assert "minds.json: not a list of minds" in done.stderr
 
 
-# -- hostguard setup; how a card is measured is in tests/system/test_setup.py
+# -- hostguard setup; how a card is measured is in tests/system/cli/test_setup.py
 
 
 def test_setup_asks_nobody_that_is_not_there(run: Run, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What the first release (0.1) wrote, which every later version must open: its database and its configuration.
 
 first_release/ was written by the real daemon of 0.1, with rows in each state and of nearly each kind, settings of
-each sort, and every key of the configuration. It is never changed. tests/system/test_upgraded.py runs on it.
+each sort, and every key of the configuration. It is never changed. tests/system/host/test_upgraded.py runs on it.
 """
 
 from __future__ import annotations
