@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.routing import Route
@@ -29,23 +30,32 @@ from hostguard.api.volute import Endpoint
 from hostguard.api.web import Pages, WebEndpoint
 from hostguard.config.load import ConfigError, load
 from hostguard.core import paths
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import Problem
 from hostguard.core.model import Config
 from hostguard.core.signals import (
+    MindWoken,
     Pumped,
     QueueDamaged,
     Redrive,
+    RoutesChanged,
     SessionChanged,
     Signal,
     SliceThrottled,
     TurnThawed,
     UnitStarted,
 )
+from hostguard.core.tasks import Tasks
 from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.batcher import Batcher
 from hostguard.delivery.held_back import HeldBack
+from hostguard.delivery.mind_services import MindServices
+from hostguard.delivery.quarantine import Quarantine
+from hostguard.delivery.route_files import RouteFiles
 from hostguard.delivery.schedules import Scheduler
 from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.control import touch
+from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
@@ -96,7 +106,7 @@ class Fatal(Exception):
 class Parts:
     """The guard's parts, put together: nothing runs yet. Tests have the same, some of them fakes."""
 
-    def __init__(self, queue: Queue, journal: Journal) -> None:
+    def __init__(self, queue: Queue, journal: Journal, clock: Callable[[], int] = now_ms) -> None:
         self.counters, self.recent = Counters(), RecentEvents()
         self.queue, self.events = queue, Events(self.counters, self.recent, JournalSink(journal))
         events = self.events
@@ -119,7 +129,6 @@ class Parts:
             queue, events, self.policy, self.backlog, self.scopes, self.run_clients, self.ledger,
             self.session_changed, self.pumped,
         )  # fmt: skip
-        self.dispatcher.settings = self.settings
         self.residents = self.dispatcher.residents = ResidentDriver(
             self.dispatcher, self.availability, self.done_tracker, self.session_changed
         )
@@ -139,6 +148,37 @@ class Parts:
         queue.trouble_changed.subscribe(lambda _: self.redrive.send(Redrive()))
         self.turn_ended.subscribe(self.dispatcher.turn_ended)
         self.unit_started.subscribe(self._try_mind)
+        self._put_delivery_together(clock)
+
+    def _put_delivery_together(self, clock: Callable[[], int]) -> None:
+        policy, settings, live, ledger = self.policy, self.settings, self.live, self.ledger
+        queue, dispatcher = self.queue, self.dispatcher
+        tasks = self.accepting = Tasks((Problem,))
+        routes_changed, mind_woken = Signal[RoutesChanged](), Signal[MindWoken]()
+        self.routes = RouteFiles(routes_changed)
+        dispatcher.instructions = self.routes.instructions
+        self.batcher = Batcher(policy, live, queue, ledger, dispatcher, tasks)
+        self.quarantine = Quarantine(policy, self.routes.get, queue, ledger, self.batcher, dispatcher, tasks)
+        self.held = HeldBack(self.batcher, self.quarantine)
+        self.acceptor = Acceptor(
+            policy, settings, self.routes.get, self.held, queue, ledger, self.backlog, self.run_clients,
+            dispatcher, mind_woken, tasks,
+        )  # fmt: skip
+        self.scheduler = Scheduler(policy, settings, self.acceptor, self.events, tasks, clock)
+        self.services = MindServices(policy, settings, live, self.scopes.systemd, self.unit_started)
+        self.sleeper = Sleeper(
+            policy, settings, self.acceptor, self.held, self.backlog, live, ledger, self.services, dispatcher,
+            self.events, clock,
+        )  # fmt: skip
+        self.control = Control(policy, settings, live, self.backlog, self.scopes, dispatcher, self.events)
+        self.deliveries = DeliveryControl(
+            queue, live, self.backlog, self.run_clients, ledger, ledger.waiters, self.gate, self.held,
+            dispatcher,
+        )  # fmt: skip
+        routes_changed.subscribe(self.quarantine.routes_changed)
+        mind_woken.subscribe(self.sleeper.wake_for_message)
+        self.session_changed.subscribe(self.batcher.session_changed)
+        self.session_changed.subscribe(self.sleeper.session_changed)
 
     def _try_mind(self, started: UnitStarted) -> None:
         for mind in self.policy.config.minds.values():
@@ -157,13 +197,7 @@ class Daemon:
         self.policy, self.monitor, self.ledger = parts.policy, parts.monitor, parts.ledger
         self.scopes, self.residents = parts.scopes, parts.residents
         self.manager = parts.dispatcher
-        self.kept = HeldBack(self.manager)
-        self.acceptor = Acceptor(
-            self.manager, self.kept.files.get, lambda mind: self.sleeper.wake_for_message(mind)
-        )
-        self.scheduler = Scheduler(self.manager, self.acceptor)
-        self.sleeper = Sleeper(self.manager, self.acceptor)
-        parts.session_changed.subscribe(self._on_session)
+        self.acceptor, self.scheduler, self.sleeper = parts.acceptor, parts.scheduler, parts.sleeper
         parts.pumped.subscribe(self._changed)
         self.queue.damaged.subscribe(self._damaged)
         self.readback = parts.readback
@@ -171,16 +205,16 @@ class Daemon:
             parts.policy, parts.residents, parts.done_tracker, self.acceptor, self.notifier
         )
         self.views = Views(
-            parts.policy, parts.live, parts.scopes, parts.gate, parts.backlog, self.kept, parts.ledger,
+            parts.policy, parts.live, parts.scopes, parts.gate, parts.backlog, parts.held, parts.ledger,
             parts.monitor,
         )  # fmt: skip
         self.shown = Status(parts.policy, parts.gate, parts.backlog, parts.queue, parts.monitor, self.views)
         self.metrics = Metrics(
-            parts.policy, parts.live, parts.gate, parts.backlog, self.kept, parts.ledger, parts.monitor,
+            parts.policy, parts.live, parts.gate, parts.backlog, parts.held, parts.ledger, parts.monitor,
             parts.counters,
         )  # fmt: skip
         self.reporter = report.Reporter(parts.queue, parts.recorder.timeline, self.status)
-        pages = Pages(parts.policy, self.reporter, parts.dispatcher)
+        pages = Pages(parts.policy, self.reporter, parts.control)
         self.web = WebEndpoint([*pages.routes(), *self.metrics.routes()])
         self.device = Device(None, None, "not looked at yet")
         self._stop = asyncio.Event()
@@ -215,9 +249,9 @@ class Daemon:
             await self.scopes.open()
             self.monitor.start(self.device)
             self._follow_units(config)
-            await self.kept.read(config)
+            await self.parts.routes.start(config)  # instructions go with what is posted
             await recover(self.manager)
-            await self.kept.start(self.acceptor)
+            await self.parts.held.start()
             self.sleeper.start()
             await self.scheduler.start()
         except (QueueError, SchemaTooNew, SystemdError, SystemdLost) as error:
@@ -237,12 +271,13 @@ class Daemon:
         self.scheduler.close()
         self.sleeper.close()
         await self.monitor.close()
-        await self.kept.close()
+        self.parts.held.close()
+        await self.parts.routes.close()
         server.end()
         await self.endpoint.close()
         await self.web.close()
         await self.residents.close()
-        await self.manager.settled(SETTLE_S)
+        await asyncio.gather(self.manager.settled(SETTLE_S), self.parts.accepting.settled(SETTLE_S))
         await self.scopes.close()
         await self.queue.close()
         if self._failure is not None:
@@ -251,10 +286,12 @@ class Daemon:
     def _routes(self) -> list[Route]:
         """Those of the API on the unix socket."""
         parts, views = self.parts, self.views
-        policy, queue, live, dispatcher = parts.policy, parts.queue, parts.live, parts.dispatcher
+        policy, queue, live = parts.policy, parts.queue, parts.live
         waiting = Waiting(live, parts.ledger.waiters)
         return [
-            *Deliveries(policy, self.acceptor, queue, parts.backlog, waiting, dispatcher, views).routes(),
+            *Deliveries(
+                policy, self.acceptor, queue, parts.backlog, waiting, parts.deliveries, views
+            ).routes(),
             *Turns(
                 policy,
                 self.acceptor,
@@ -263,12 +300,13 @@ class Daemon:
                 parts.scopes,
                 parts.run_clients,
                 waiting,
-                dispatcher,
+                parts.control,
+                parts.deliveries,
                 views,
             ).routes(),
-            *Minds(policy, parts.settings, self.sleeper, self.kept.files, views).routes(),
+            *Minds(policy, parts.settings, self.sleeper, parts.routes, views).routes(),
             *Schedules(policy, self.scheduler, views).routes(),
-            *Operator(policy, dispatcher, self.status, self.reload).routes(),
+            *Operator(policy, parts.control, self.status, self.reload).routes(),
             *events.routes(parts.recent),
             *pressure.routes(parts.monitor, parts.gate),
             *self.metrics.routes(),
@@ -296,17 +334,14 @@ class Daemon:
             self._follow_units(config)
             await self.endpoint.reload(config.events_listen)
             await self.web.reload(config.web_listen)
-            await self.kept.reload(config)
+            await self.parts.routes.reload(config)
+            self.parts.held.reload()
             await self.scheduler.reload()
             self.events.emit(
                 Event.RELOADED, f"configuration read again: {', '.join(config.sources) or 'none'}"
             )
-            touch(self.manager)
+            self.parts.control.redrive()
             self.notifier.send("READY=1", f"STATUS={self._status_line()}")
-
-    def _on_session(self, changed: SessionChanged) -> None:
-        self.kept.batcher.session_changed(changed.mind, changed.session, changed.busy)
-        self.sleeper.on_session(changed.mind, changed.session, changed.busy)
 
     def _follow_units(self, config: Config) -> None:
         minds = config.minds.values()

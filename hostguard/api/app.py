@@ -26,9 +26,8 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, internal, unavailable, unknown
 from hostguard.core.settings import Level
 from hostguard.delivery import message
-from hostguard.gate import control
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.control import Control
 from hostguard.gate.gate import Gate
 from hostguard.gate.policy import Policy
 from hostguard.linux.disk import Device
@@ -122,11 +121,11 @@ class Operator:
     def __init__(
         self,
         policy: Policy,
-        dispatcher: Dispatcher,
+        control: Control,
         status: Callable[[], Json],
         reload: Callable[[], Awaitable[None]],
     ) -> None:
-        self._policy, self._dispatcher = policy, dispatcher
+        self._policy, self._control = policy, control
         self._status, self._reload = status, reload
 
     def routes(self) -> list[Route]:
@@ -156,7 +155,7 @@ class Operator:
     async def _set_pause(self, request: Request, on: bool) -> Response:
         body = await self._body(request, optional=True)
         message.known_fields(body, message.PAUSE_FIELDS)
-        await control.pause(self._dispatcher, message.one_or_all(body), on)
+        await self._control.pause(message.one_or_all(body), on)
         return JSONResponse({"host": self._policy.paused(), "paused": self._policy.paused_minds()})
 
     async def limits(self, request: Request) -> Response:
@@ -169,7 +168,7 @@ class Operator:
         message.known_fields(body, message.LIMIT_FIELDS)
         name, mind = message.text(body, "name", message.KEY_MAX) or "", message.one_or_all(body)
         runtime = body.get("runtime") is True
-        await control.set_limit(self._dispatcher, name, mind, body.get("value"), runtime)
+        await self._control.set_limit(name, mind, body.get("value"), runtime)
         return await self.limits(request)
 
     async def config(self, request: Request) -> Response:

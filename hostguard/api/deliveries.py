@@ -17,9 +17,8 @@ from hostguard.core.errors import bad_request, unknown
 from hostguard.core.model import State
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Acceptor
-from hostguard.gate import control
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.control import DeliveryControl
 from hostguard.gate.policy import Policy
 from hostguard.linux.process import home_of
 from hostguard.store import deliveries, requests
@@ -59,11 +58,11 @@ class Deliveries:
         queue: Queue,
         backlog: Backlog,
         waiting: Waiting,
-        dispatcher: Dispatcher,
+        control: DeliveryControl,
         views: Views,
     ) -> None:
         self._policy, self._acceptor, self._queue, self._backlog = policy, acceptor, queue, backlog
-        self._waiting, self._dispatcher, self._views = waiting, dispatcher, views
+        self._waiting, self._control, self._views = waiting, control, views
 
     def routes(self) -> list[Route]:
         """The routes of this module."""
@@ -103,13 +102,13 @@ class Deliveries:
     async def one(self, request: Request) -> Response:
         """GET /v1/deliveries/ID."""
         id_ = request.path_params["id"]
-        row = await control.delivery(self._dispatcher, id_)
+        row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
             with self._waiting.end(id_) as final, self._waiting.caller(request, id_):
                 # Read again: from here on an end is not missed.
-                if not (await control.delivery(self._dispatcher, id_)).state.final:
-                    await control.refuse_deadlock(self._dispatcher, id_)
+                if not (await self._control.find(id_)).state.final:
+                    await self._control.refuse_deadlock(id_)
                     await asyncio.wait([final], timeout=min(seconds(wait), WAIT_MAX_S))
         found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
@@ -118,20 +117,20 @@ class Deliveries:
 
     async def why(self, request: Request) -> Response:
         """GET /v1/deliveries/ID/why."""
-        row = await control.delivery(self._dispatcher, request.path_params["id"])
+        row = await self._control.find(request.path_params["id"])
         return JSONResponse(self._views.why(row))
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/deliveries/ID/cancel."""
-        row = await control.cancel(self._dispatcher, request.path_params["id"])
+        row = await self._control.cancel(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))
 
     async def retry(self, request: Request) -> Response:
         """POST /v1/deliveries/ID/retry."""
-        row = await control.retry(self._dispatcher, request.path_params["id"])
+        row = await self._control.retry(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))
 
     async def drop(self, request: Request) -> Response:
         """POST /v1/deliveries/ID/drop."""
-        row = await control.drop(self._dispatcher, request.path_params["id"])
+        row = await self._control.drop(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))

@@ -19,9 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hostguard.api.views import HeldBack, effective_cap
+from hostguard.api.views import effective_cap
 from hostguard.core.errors import unavailable
 from hostguard.core.model import Mind, Reason
+from hostguard.core.ports import HeldRows
 from hostguard.core.settings import Level
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
@@ -52,7 +53,7 @@ class Metrics:
         live: Live,
         gate: Gate,
         backlog: Backlog,
-        held_back: HeldBack,
+        held_back: HeldRows,
         ledger: Ledger,
         monitor: Monitor,
         counters: Counters,

@@ -17,8 +17,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict, not_allowed, unknown
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Acceptor
-from hostguard.gate import control
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.policy import Policy
 from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.store import deliveries, requests
@@ -39,12 +38,13 @@ class Turns:
         scopes: Scopes,
         run_clients: RunClients,
         waiting: Waiting,
-        dispatcher: Dispatcher,
+        control: Control,
+        delivery_control: DeliveryControl,
         views: Views,
     ) -> None:
         self._policy, self._acceptor, self._queue, self._live = policy, acceptor, queue, live
         self._scopes, self._run_clients, self._waiting = scopes, run_clients, waiting
-        self._dispatcher, self._views = dispatcher, views
+        self._control, self._delivery_control, self._views = control, delivery_control, views
 
     def routes(self) -> list[Route]:
         """The routes of this module."""
@@ -72,7 +72,7 @@ class Turns:
 
     async def stop(self, request: Request) -> Response:
         """POST /v1/turns/ID/stop."""
-        live = (await control.stop(self._dispatcher, request.path_params["id"])).live
+        live = (await self._control.stop(request.path_params["id"])).live
         return JSONResponse({"id": live.id, "unit": live.unit})
 
     async def run(self, request: Request) -> Response:
@@ -90,13 +90,13 @@ class Turns:
             accepted = await self._acceptor.store(new, caller)
             row = accepted.rows[0]
             if not accepted.created:
-                self._acceptor.reattach(row, caller)
+                self._delivery_control.reattach(row, caller)
         except BaseException:
             caller.close()
             raise
         with self._waiting.caller(request, row.id):
             try:
-                await control.refuse_deadlock(self._dispatcher, row.id)
+                await self._delivery_control.refuse_deadlock(row.id)
             except BaseException:
                 self._left(row.id, caller)
                 raise
@@ -115,4 +115,4 @@ class Turns:
 
     def _left(self, id_: int, caller: RunClient) -> None:
         caller.close()
-        self._acceptor.caller_left(id_, caller)
+        self._delivery_control.client_left(id_, caller)

@@ -10,6 +10,7 @@ from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, HostView, Mind, MindView, Reason, Row, State
 from hostguard.core.outcome import Usage
+from hostguard.core.ports import HeldRows
 from hostguard.core.settings import Level
 from hostguard.core.text import span
 from hostguard.core.units import parse_turn_unit, turn_unit
@@ -34,13 +35,6 @@ class Scopes(Protocol):
         """What a live turn has used so far."""
 
 
-class HeldBack(Protocol):
-    """Counts what batches and missing routes keep from the gate."""
-
-    def counts(self, mind: str) -> tuple[int, int]:
-        """Rows of a mind: (in batches, without a route)."""
-
-
 class Views:
     """What GET answers about deliveries, turns and minds, at this moment."""
 
@@ -51,7 +45,7 @@ class Views:
         scopes: Scopes,
         gate: Gate,
         backlog: Backlog,
-        held_back: HeldBack,
+        held_back: HeldRows,
         ledger: Ledger,
         monitor: Monitor,
     ) -> None:

@@ -27,8 +27,7 @@ from hostguard.api.report import HOUR_MS, Reporter, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
 from hostguard.core.errors import Problem, not_allowed
-from hostguard.gate import control
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.control import Control
 from hostguard.gate.policy import Policy
 
 ANSWER_S = 3.0  # the page waits this long for the disk
@@ -74,8 +73,8 @@ def _load_page() -> None:
 class Pages:
     """The handlers of this module."""
 
-    def __init__(self, policy: Policy, reporter: Reporter, dispatcher: Dispatcher) -> None:
-        self._policy, self._reporter, self._dispatcher = policy, reporter, dispatcher
+    def __init__(self, policy: Policy, reporter: Reporter, control: Control) -> None:
+        self._policy, self._reporter, self._control = policy, reporter, control
 
     def routes(self) -> list[Route]:
         """The routes of this module."""
@@ -99,19 +98,19 @@ class Pages:
     async def pause(self, request: Request) -> Response:
         """POST /v1/pause: of all minds."""
         check_token(request, self._policy)
-        await control.pause(self._dispatcher, None, True)
+        await self._control.pause(None, True)
         return JSONResponse({"paused": True})
 
     async def resume(self, request: Request) -> Response:
         """POST /v1/resume."""
         check_token(request, self._policy)
-        await control.pause(self._dispatcher, None, False)
+        await self._control.pause(None, False)
         return JSONResponse({"paused": False})
 
     async def stop(self, request: Request) -> Response:
         """POST /v1/turns/ID/stop."""
         check_token(request, self._policy)
-        turn = await control.stop(self._dispatcher, request.path_params["id"])
+        turn = await self._control.stop(request.path_params["id"])
         return JSONResponse({"id": turn.live.id})
 
 

@@ -54,8 +54,19 @@ class Dispatching(Protocol):
     def reopen(self, mind: str) -> None:
         """Offer the mind its rows again: it is up, awake, or has room."""
 
-    def waiting(self, mind: str) -> int:
-        """Rows of the mind that have not begun, held back or not."""
+    @property
+    def closing(self) -> bool:
+        """True once the guard stops: nothing starts any more."""
+
+
+class HeldRows(Protocol):
+    """Rows that are not offered to the gate yet: those in a batch, and those in quarantine."""
+
+    def counts(self, mind: str) -> tuple[int, int]:
+        """How many of the mind's rows are in a batch, and in quarantine."""
+
+    def cancel(self, row: Delivery) -> None:
+        """Forget a row that was cancelled in the database."""
 
 
 class SessionNotes(Protocol):

@@ -66,6 +66,13 @@ class UnitStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutesChanged:
+    """A mind's routes.json was read and differs from before."""
+
+    mind: str
+
+
+@dataclass(frozen=True, slots=True)
 class MindWoken:
     """A sleeping mind is to be woken for a message."""
 

@@ -1,4 +1,4 @@
-"""Accepting deliveries: planned for each mind, durable, then told to the caller and offered to the gate."""
+"""Accepting deliveries: planned for each mind, stored durably, then acknowledged and offered to the gate."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from typing import NamedTuple
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict, queue_full, unavailable
 from hostguard.core.model import Delivery, State
+from hostguard.core.ports import Dispatching
+from hostguard.core.signals import MindWoken, Signal
+from hostguard.core.tasks import Tasks
 from hostguard.delivery import planner, quarantine_rows
+from hostguard.delivery.held_back import HeldBack
 from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Routes
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.run_clients import RunClient
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.policy import Policy
+from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
 from hostguard.store.requests import ANSWER_S
-from hostguard.store.settings import WOKEN, Change
+from hostguard.store.settings import WOKEN, Change, SettingsStore
 from hostguard.store.settings import write as write_settings
-from hostguard.store.writer import Unavailable, Write
+from hostguard.store.writer import Queue, Unavailable, Write
 
+# From a message's rows: settings that are stored in the same transaction. The caller uses them afterwards.
 Also = Callable[[Sequence[Delivery]], Iterable[Change]]
 
 
-def _nothing(rows: Sequence[Delivery]) -> Iterable[Change]:
+def nothing(rows: Sequence[Delivery]) -> Iterable[Change]:
+    """No settings."""
     return ()
 
 
@@ -38,37 +46,50 @@ class Accepted(NamedTuple):
     created: bool
 
 
-class Stored(NamedTuple):
-    """What a message's transaction stored: all its rows, those that are new, and what gating some brought.
+class _Stored(NamedTuple):
+    """What one transaction stored: all the message's rows, the new ones, and what quarantine brought.
 
-    `woken`: the minds that are to be woken; `settings`: the keys of what was stored with it.
+    `woken`: the minds to be woken. `settings`: the keys of the settings that were stored.
     """
 
     rows: list[Delivery]
     fresh: list[Delivery]
-    gated: quarantine_rows.Quarantined
+    quarantined: quarantine_rows.Quarantined
     woken: list[str]
     settings: list[str]
 
 
 class Acceptor:
-    """Takes messages, and `hostguard run`s, into the queue."""
+    """Takes messages, and `hostguard run`s, into the queue. `mind_woken` reports minds to be woken."""
 
     def __init__(
-        self, manager: Dispatcher, routes: Callable[[str], Routes | None], wake: Callable[[str], None]
+        self,
+        policy: Policy,
+        settings: SettingsStore,
+        routes: Callable[[str], Routes | None],
+        held: HeldBack,
+        queue: Queue,
+        ledger: Ledger,
+        backlog: Backlog,
+        run_clients: RunClients,
+        dispatcher: Dispatching,
+        mind_woken: Signal[MindWoken],
+        tasks: Tasks,
     ) -> None:
-        self._manager = manager
+        self._policy = policy
+        self._settings = settings
         self._routes = routes
-        self._wake = wake
-        # Told of each message's new rows, some of which may be kept back; set by held_back.
-        self.on_kept: Callable[[list[Delivery], bytes, quarantine_rows.Quarantined], None] = (
-            lambda rows, raw, done: None
-        )
-        # What lets rows of the mind go at this moment that no route matched; set by held_back.
-        self.releasing: Callable[[str], asyncio.Task[None] | None] = lambda mind: None
+        self._held = held
+        self._queue = queue
+        self._ledger = ledger
+        self._backlog = backlog
+        self._run_clients = run_clients
+        self._dispatcher = dispatcher
+        self._mind_woken = mind_woken
+        self._tasks = tasks
         self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
 
-    async def send(self, message: Message, also: Also = _nothing) -> Accepted:
+    async def send(self, message: Message, also: Also = nothing) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
         now = now_ms()
@@ -78,61 +99,62 @@ class Acceptor:
         return await self.store(new, also=also, wakes=wakes)
 
     async def _let_older_go(self, minds: Sequence[str]) -> None:
-        """Wait while gated rows of the minds are let go: a newer one must not overtake them."""
-        under_way = {task for mind in minds if (task := self.releasing(mind)) is not None}
+        """Wait while rows of the minds leave quarantine: a newer one must not overtake them."""
+        under_way = {task for mind in minds if (task := self._held.releasing(mind)) is not None}
         if under_way and (await asyncio.wait(under_way, timeout=ANSWER_S))[1]:
             raise unavailable("the device does not take writes; nothing is accepted, try again")
 
     def _recipient(self, mind: str) -> planner.Recipient:
-        policy = self._manager.policy
-        return planner.Recipient(policy.config.minds[mind], policy.sleepy(mind), self._routes(mind))
+        config = self._policy.config.minds[mind]
+        return planner.Recipient(config, self._policy.sleepy(mind), self._routes(mind))
 
     async def store(
         self,
         new: New,
-        caller: RunClient | None = None,
-        also: Also = _nothing,
+        client: RunClient | None = None,
+        also: Also = nothing,
         wakes: frozenset[str] = frozenset(),
     ) -> Accepted:
-        """Store rows durably, with `also` in the same transaction. `caller` waits for the row of a new run.
+        """Store rows durably, with `also` in the same transaction. `client` waits for the row of a new run.
 
         `wakes`: sleeping minds that are woken for their row, if it is new.
 
-        Raises Problem: then nothing was stored. Only where the device hangs in the very commit is that
+        Raises Problem: then nothing was stored. Only where the device hangs in the commit itself is that
         not certain; a message with a key is then delivered if it was stored after all, one without is not.
         """
-        manager, minds = self._manager, [target.mind for target in new.targets]
-        most = manager.policy.config.rows_per_mind
-        full = {m for m in minds if manager.waiting(m) + self._pending[m] >= most}
+        minds = [target.mind for target in new.targets]
+        full = {mind for mind in minds if self._waiting(mind) >= self._policy.config.rows_per_mind}
         self._pending.update(minds)  # before anything else runs: see `pending`
-        task = asyncio.create_task(self._store(new, caller, also, wakes, full))
-        manager.keep(task)
+        task = self._tasks.start(self._store(new, client, also, wakes, full))
         return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
 
+    def _waiting(self, mind: str) -> int:
+        """Rows of the mind that have not begun, due or not, held back or being stored."""
+        return self._backlog.total(mind) + sum(self._held.counts(mind)) + self._pending[mind]
+
     def pending(self, mind: str) -> int:
-        """Rows of the mind that are planned, and on their way to the card."""
+        """Rows of the mind that are planned and being stored."""
         return self._pending[mind]
 
     async def _store(
-        self, new: New, caller: RunClient | None, also: Also, wakes: frozenset[str], full: set[str]
+        self, new: New, client: RunClient | None, also: Also, wakes: frozenset[str], full: set[str]
     ) -> Accepted:
-        manager, minds = self._manager, [target.mind for target in new.targets]
-        floor = manager.ledger.floor
+        minds, floor = [target.mind for target in new.targets], self._ledger.floor
 
-        def enqueue(db: Connection) -> Stored:
+        def enqueue(db: Connection) -> _Stored:
             rows, fresh = deliveries.enqueue(db, new, full, floor)
-            done = quarantine_rows.gate(db, fresh, new.payload, now_ms())
+            quarantined = quarantine_rows.quarantine(db, fresh, new.payload, now_ms())
             woken = [row.mind for row in fresh if row.mind in wakes]
-            # A guard killed now wakes them at its start.
+            # A guard that is killed now wakes them at its start.
             changes = [*(WOKEN.to(mind, True) for mind in woken), *also(rows)]
             write_settings(db, *changes)
-            return Stored(rows, fresh, done, woken, [key for key, _ in changes])
+            return _Stored(rows, fresh, quarantined, woken, [key for key, _ in changes])
 
-        write = manager.queue.submit(enqueue)
+        write = self._queue.submit(enqueue)
         try:
             stored = await asyncio.wait_for(asyncio.shield(write.future), ANSWER_S)
         except TimeoutError:
-            if not manager.queue.withdraw(write):
+            if not self._queue.withdraw(write):
                 self._follow(write, new)
             again = "again with the same key" if new.key else "again"
             raise unavailable(f"the device does not take writes; nothing is accepted, try {again}") from None
@@ -141,66 +163,44 @@ class Acceptor:
         except deliveries.KeyReused:
             raise conflict(f"the key {new.key} was used for another message") from None
         except deliveries.Full:
-            names = ", ".join(sorted(full))
-            most = manager.policy.config.rows_per_mind
+            names, most = ", ".join(sorted(full)), self._policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
             self._pending.subtract(minds)
-        if stored.fresh and caller is not None:
-            manager.callers.attach(stored.fresh[0].row, caller)
+        if stored.fresh and client is not None:
+            self._run_clients.attach(stored.fresh[0].row, client)
         self._take(stored, new.payload)
         refused = sorted(set(minds) - {row.mind for row in stored.rows})
         return Accepted(stored.rows, refused, bool(stored.fresh))
 
-    def _take(self, stored: Stored, raw: bytes) -> None:
-        """Offer what was stored to the gate, and keep back what is kept back."""
+    def _take(self, stored: _Stored, raw: bytes) -> None:
+        """Offer what was stored to the gate, or hold it back."""
         if stored.fresh:
-            self.on_kept(stored.fresh, raw, stored.gated)
-            queued = [row for row in (*stored.fresh, *stored.gated.invites) if row.state is State.QUEUED]
-            self._manager.admit(queued)
+            self._held.stored(stored.fresh, raw, stored.quarantined)
+            new = (*stored.fresh, *stored.quarantined.invites)
+            self._dispatcher.admit([row for row in new if row.state is State.QUEUED])
         for mind in stored.woken:
-            self._wake(mind)
+            self._mind_woken.send(MindWoken(mind))
 
-    def _follow(self, write: Write[Stored], new: New) -> None:
-        def late(future: asyncio.Future[Stored]) -> None:
+    def _follow(self, write: Write[_Stored], new: New) -> None:
+        def late(future: asyncio.Future[_Stored]) -> None:
             if future.cancelled() or future.exception() is not None or not future.result().fresh:
                 return
             if new.key is not None:
                 self._take(future.result(), new.payload)
             else:
-                self._take_back(future.result())
+                self._undo(future.result())
 
         write.future.add_done_callback(late)
 
-    def _take_back(self, stored: Stored) -> None:
-        """Undo a message that was stored after its sender was told that it was not."""
-        ids = [row.id for row in stored.fresh]
+    def _undo(self, stored: _Stored) -> None:
+        """Remove a message that was stored after its sender was told that it was not."""
 
-        def undo(db: Connection) -> None:
-            deliveries.forget(db, ids)
-            for invite in stored.gated.invites:
+        def forget(db: Connection) -> None:
+            deliveries.forget(db, [row.id for row in stored.fresh])
+            for invite in stored.quarantined.invites:
                 deliveries.forget(db, [invite.id])
 
-        self._manager.ledger.write(undo)
-        self._manager.settings.restore(*stored.settings)
-        self.on_kept([], b"{}", stored.gated)  # what was archived for its sake stays so
-
-    def reattach(self, row: Delivery, caller: RunClient) -> None:
-        """A `hostguard run` came back after a restart of the guard. Raises Problem if its row has ended."""
-        manager = self._manager
-        if row.state is not State.QUEUED or manager.callers.waits(row.id):
-            raise conflict(f"{row.id} is {row.state} already")
-        parked = manager.callers.unpark(row.id)
-        manager.callers.attach(row.row, caller)
-        if parked is not None:
-            manager.requeue(parked)
-        manager.pump()
-
-    def caller_left(self, id_: int, caller: RunClient) -> None:
-        """The connection of a `hostguard run` closed; if it still waited, its row ends."""
-        manager = self._manager
-        if manager.closing:
-            return  # we closed it: the caller comes back to the next guard
-        row = manager.callers.detach(id_, caller)
-        if row is not None and manager.backlog.remove(id_, row.mind, row.session):
-            manager.ledger.close(row, State.CANCELLED, "its `hostguard run` went away")
+        self._ledger.write(forget)
+        self._settings.restore(*stored.settings)
+        self._held.stored([], b"{}", stored.quarantined)  # what was archived for its sake stays archived

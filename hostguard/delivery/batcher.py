@@ -1,14 +1,6 @@
-"""Gathers messages for sessions of minds, and lets them go out together, as batch_rule decides.
+"""Gathers messages for sessions of minds, and sends them on together, as batch_rule decides.
 
-The rows are durable before they come here; what is in memory is built again from them at a start.
-
-How it is called:
-  Daemon          `await start()` once the queue is recovered
-  Acceptor        once a message is stored: add(row, raw), for each of its rows in state BATCHING
-  Gating          its `take`: add(row, raw), too
-  Manager         on_session: session_changed(mind, session, busy), when a turn of a session begins, each
-                  time its mind took a message, and when it ends; kept: with count(mind)
-  control.cancel  its manager.on_taken_back: taken_back(row), for a row in state BATCHING
+The rows are stored before they come here; what is in memory is built again from them at a start.
 """
 
 from __future__ import annotations
@@ -23,12 +15,17 @@ from dataclasses import dataclass, field, replace
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Kind
 from hostguard.core.payload import told
+from hostguard.core.ports import Configured, Dispatching
+from hostguard.core.signals import SessionChanged
+from hostguard.core.tasks import Tasks
 from hostguard.delivery import batch_rows
 from hostguard.delivery.batch_rule import Flush, Heard, Item, Session, decide, interrupts, triggered
 from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.ledger import Ledger
 from hostguard.store.connection import Connection
+from hostguard.store.writer import Queue
+from hostguard.turns.live import Live
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +56,21 @@ class _Buffer:
 class Batcher:
     """One for the guard, with one timer. Times are those of a clock that never jumps, in seconds."""
 
-    def __init__(self, manager: Dispatcher) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        policy: Configured,
+        live: Live,
+        queue: Queue,
+        ledger: Ledger,
+        dispatcher: Dispatching,
+        tasks: Tasks,
+    ) -> None:
+        self._policy = policy
+        self._live = live
+        self._queue = queue
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._tasks = tasks
         self._buffers: dict[Key, _Buffer] = {}
         self._counts: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -68,16 +78,16 @@ class Batcher:
 
     async def start(self) -> None:
         """Gather again what an earlier guard gathered. Raises Unavailable."""
-        for turn in self._manager.runner.live:
+        for turn in self._live:
             if turn.live.session is not None:
-                self.session_changed(turn.live.mind, turn.live.session, True)
+                self.session_changed(SessionChanged(turn.live.mind, turn.live.session, True))
         now, wall = time.monotonic(), now_ms()
 
         def restore(db: Connection) -> list[tuple[Delivery, _Message]]:
             ages = ((row, raw, max(0, wall - row.created_at) / 1000) for row, raw in batch_rows.waiting(db))
             return [(row, _message(row, raw, now - age)) for row, raw, age in ages]
 
-        keys = dict.fromkeys(self._put(*one) for one in await self._manager.queue.read(restore))
+        keys = dict.fromkeys(self._put(*one) for one in await self._queue.read(restore))
         for key in keys:
             self._look(key)
 
@@ -95,26 +105,26 @@ class Batcher:
         """Gather a row that was just stored with this payload."""
         message = _message(row, raw, time.monotonic())
         buffer = self._buffers.get((row.mind, row.session))
-        if buffer is not None and self._manager.runner.live.taking(row.mind, row.session) is not None:
+        if buffer is not None and self._live.taking(row.mind, row.session) is not None:
             item, heard = message.item, buffer.heard
             if interrupts(item.batch, message.sender, message.channel, heard, buffer.interrupted, item.at):
                 message = replace(message, item=replace(item, urgent=True, interrupt=True))
         self._look(self._put(row, message))
 
-    def session_changed(self, mind: str, session: str, busy: bool) -> None:
-        """A turn of the session has begun, or took a message; or, not busy, it ended."""
-        key = (mind, session)
+    def session_changed(self, changed: SessionChanged) -> None:
+        """A turn of the session began or took a message (busy), or ended."""
+        key = (changed.mind, changed.session)
         buffer = self._buffers.setdefault(key, _Buffer())
-        if busy:
+        if changed.busy:
             buffer.session = Session(busy=True)
-            buffer.heard = self._last_heard(mind, session)
+            buffer.heard = self._last_heard(*key)
         else:
             buffer.session = Session(idle_since=time.monotonic())
             buffer.heard = buffer.interrupted = None
         self._look(key)
 
-    def taken_back(self, row: Delivery) -> None:
-        """A gathered row is cancelled; one that leaves is left out of its batch."""
+    def cancel(self, row: Delivery) -> None:
+        """Forget a gathered row that was cancelled; one that leaves is left out of its batch."""
         key = (row.mind, row.session)
         buffer = self._buffers.get(key)
         if buffer is not None and buffer.messages.pop(row.id, None) is not None:
@@ -131,7 +141,7 @@ class Batcher:
 
     def _look(self, key: Key) -> None:
         """Let go out what is due, and set the timer for the rest."""
-        buffer, bytes_max = self._buffers[key], self._manager.policy.config.payload_max
+        buffer, bytes_max = self._buffers[key], self._policy.config.payload_max
         if buffer.leaving:
             return
         buffer.messages = dict(sorted(buffer.messages.items()))
@@ -145,7 +155,7 @@ class Batcher:
                 buffer.heard = Heard(senders, frozenset(message.channel for message in out), now)
                 buffer.interrupted = now if decision.interrupt else buffer.interrupted
             buffer.leaving, buffer.due = frozenset(message.item.id for message in out), None
-            self._manager.keep(asyncio.create_task(self._flush(key, buffer, decision.interrupt)))
+            self._tasks.start(self._flush(key, buffer, decision.interrupt))
             return
         buffer.due = decision.until
         if not buffer.messages and not buffer.session.busy:
@@ -154,25 +164,24 @@ class Batcher:
             self._wake_at(buffer.due)
 
     async def _flush(self, key: Key, buffer: _Buffer, interrupt: bool) -> None:
-        manager, ids = self._manager, sorted(buffer.leaving)
-        floor = manager.ledger.floor
+        ids, floor = sorted(buffer.leaving), self._ledger.floor
 
         def flush(db: Connection) -> Delivery | None:
             return batch_rows.flush(db, ids, interrupt, now_ms(), floor)
 
-        row: Delivery | None = await manager.ledger.write(flush)
+        row: Delivery | None = await self._ledger.write(flush)
         self._counts[key[0]] -= len(ids)
         for id_ in ids:
-            manager.ledger.waiters.tell(id_)
+            self._ledger.waiters.tell(id_)
         if row is not None:
-            manager.admit([row])
+            self._dispatcher.admit([row])
         buffer.leaving = frozenset()
         if self._buffers.get(key) is buffer:
             self._look(key)
 
     def _last_heard(self, mind: str, session: str) -> Heard | None:
         """What the session's turn was told last; None if it takes no messages, or was told nothing yet."""
-        turn = self._manager.runner.live.taking(mind, session)
+        turn = self._live.taking(mind, session)
         if turn is None or turn.delivery is None:
             return None
         folded = turn.resident.folded if turn.resident is not None else []

@@ -1,74 +1,53 @@
-"""What is kept back before the gate sees it: messages in a batch, and those that no route matches yet.
-
-Puts the parts together: the routes' files, the buffers of batches, the gated rows.
-"""
+"""Rows that are held back before the gate is asked: in batches, and in quarantine until a route matches."""
 
 from __future__ import annotations
 
-from hostguard.core.model import Config, Delivery, State
-from hostguard.delivery.acceptor import Acceptor
+import asyncio
+
+from hostguard.core.model import Delivery, State
 from hostguard.delivery.batcher import Batcher
 from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import Quarantined
-from hostguard.delivery.route_files import RouteFiles
-from hostguard.delivery.routes import instructions
-from hostguard.gate.dispatcher import Dispatcher
 
 
 class HeldBack:
-    """One for the guard."""
+    """The batches and the quarantine as one."""
 
-    def __init__(self, manager: Dispatcher) -> None:
-        self._manager = manager
-        self.files = RouteFiles(lambda mind: self.gating.changed(mind))
-        self.batcher = Batcher(manager)
-        self.gating = Quarantine(manager, self.files.get, self._take)
-        manager.kept = lambda mind: (self.batcher.count(mind), self.gating.count(mind))
-        manager.on_taken_back = self._taken_back
-        manager.instructions = self._instructions
+    def __init__(self, batcher: Batcher, quarantine: Quarantine) -> None:
+        self._batcher = batcher
+        self._quarantine = quarantine
 
-    async def read(self, config: Config) -> None:
-        """Read the routes: before anything is posted, since they have the sessions' instructions."""
-        await self.files.start(config)
+    async def start(self) -> None:
+        """Hold again what an earlier guard held, once the queue is recovered. Raises Unavailable."""
+        await self._batcher.start()
+        await self._quarantine.start()
 
-    async def start(self, acceptor: Acceptor) -> None:
-        """Take up what an earlier guard kept back, once the queue is recovered. Raises Unavailable."""
-        acceptor.on_kept, acceptor.releasing = self._stored, self.gating.releasing
-        await self.batcher.start()
-        await self.gating.start()
+    def reload(self) -> None:
+        """Follow a new configuration, once its routes are read."""
+        self._quarantine.reload()
 
-    async def reload(self, config: Config) -> None:
-        """Follow a new configuration."""
-        await self.files.reload(config)
-        self.gating.reload()
+    def close(self) -> None:
+        """Let no batch go out any more: the next guard does."""
+        self._batcher.close()
 
     def counts(self, mind: str) -> tuple[int, int]:
-        """Rows of a mind that are kept back: (in batches, without a route)."""
-        return self.batcher.count(mind), self.gating.count(mind)
+        """How many of the mind's rows are in a batch, and in quarantine."""
+        return self._batcher.count(mind), self._quarantine.count(mind)
 
-    async def close(self) -> None:
-        """Let nothing go any more: the next guard does."""
-        self.batcher.close()
-        await self.files.close()
-
-    def _take(self, row: Delivery, raw: bytes) -> None:
-        if row.state is State.BATCHING:
-            self.batcher.add(row, raw)
-        elif row.state is State.QUEUED:
-            self._manager.admit([row])
-
-    def _stored(self, fresh: list[Delivery], raw: bytes, done: Quarantined) -> None:
+    def stored(self, fresh: list[Delivery], raw: bytes, quarantined: Quarantined) -> None:
+        """Hold those of a message's new rows that are not for the gate yet."""
         for row in fresh:
             if row.state is State.BATCHING:
-                self.batcher.add(row, raw)
-        self.gating.stored(fresh, raw, done)
+                self._batcher.add(row, raw)
+        self._quarantine.stored(fresh, raw, quarantined)
 
-    def _taken_back(self, row: Delivery) -> None:
+    def cancel(self, row: Delivery) -> None:
+        """Forget a row that was cancelled in the database."""
         if row.state is State.BATCHING:
-            self.batcher.taken_back(row)
+            self._batcher.cancel(row)
         else:
-            self.gating.taken_back(row)
+            self._quarantine.cancel(row)
 
-    def _instructions(self, mind: str, session: str) -> str | None:
-        routes = self.files.get(mind)
-        return instructions(routes, session) if routes is not None else None
+    def releasing(self, mind: str) -> asyncio.Task[None] | None:
+        """The task in which the mind's quarantined rows leave at this moment, if there is one."""
+        return self._quarantine.releasing(mind)

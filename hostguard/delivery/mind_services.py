@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.store.settings import START
+from hostguard.core.signals import Signal, UnitStarted
+from hostguard.core.tasks import Tasks
+from hostguard.gate.policy import Policy
+from hostguard.store.settings import START, SettingsStore
 from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.turns.live import Live
 
 log = logging.getLogger(__name__)
 
@@ -20,59 +25,75 @@ LISTEN_S = 10.0
 LOOK_S = 0.05
 
 
-class MindUnits:
-    """The units of all minds; a mind without one is passed over."""
+class ServiceManager(Protocol):
+    """Starts and stops services. Each raises SystemdError, SystemdLost."""
 
-    def __init__(self, manager: Dispatcher) -> None:
-        self._manager = manager
-        self._locks: dict[str, asyncio.Lock] = {}
+    async def start_unit(self, unit: str) -> None:
+        """Start a service and wait for it."""
+
+    async def stop_unit(self, unit: str) -> None:
+        """Stop a service."""
+
+
+class MindServices:
+    """The services of all minds; a mind without one is passed over. `started` reports those that run."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: SettingsStore,
+        live: Live,
+        systemd: ServiceManager,
+        started: Signal[UnitStarted],
+    ) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._live = live
+        self._systemd = systemd
+        self._started = started
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._starting: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def resume(self) -> None:
         """Start what the guard before did not come to."""
-        for mind in self._manager.settings.all(START):
-            self._spawn(self.start(mind))
+        for mind in self._settings.all(START):
+            self._tasks.start(self.start(mind))
 
     def close(self) -> None:
         """Let go."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def start(self, mind: str) -> None:
-        """Start the mind's unit and wait until it takes messages.
-
-        One that does not is only logged: then the mind is down.
-        """
+        """Start the mind's service and wait until it takes messages. One that does not is only logged."""
         unit = self._unit(mind)
         if unit is None:
             return
         self._starting.add(mind)
         try:
-            async with self._lock(mind):
-                if await self._ask(unit, self._manager.runner.systemd.start_unit, lambda: True):
+            async with self._locks[mind]:
+                if await self._ask(unit, self._systemd.start_unit, lambda: True):
                     await self._listening(mind, unit)
         finally:
             self._starting.discard(mind)
-        self._manager.settings.keep(START.to(mind, None), durable=False)
-        self._manager.residents.up(mind)
+        self._settings.keep(START.to(mind, None), durable=False)
+        self._started.send(UnitStarted(unit))
 
     def stop(self, mind: str) -> None:
         """Stop the unit of a mind that sleeps, once it has no turn."""
         unit = self._unit(mind)
         if unit is not None and self._may_stop(mind):
-            self._spawn(self._stop(mind, unit))
+            self._tasks.start(self._stop(mind, unit))
 
     async def _stop(self, mind: str, unit: str) -> None:
-        async with self._lock(mind):
-            await self._ask(unit, self._manager.runner.systemd.stop_unit, lambda: self._may_stop(mind))
+        async with self._locks[mind]:
+            await self._ask(unit, self._systemd.stop_unit, lambda: self._may_stop(mind))
 
     def _may_stop(self, mind: str) -> bool:
-        manager = self._manager
-        return manager.policy.asleep(mind) and not manager.runner.live.of(mind) and mind not in self._starting
+        return self._policy.asleep(mind) and not self._live.of(mind) and mind not in self._starting
 
     async def _listening(self, mind: str, unit: str) -> None:
-        url = urlsplit(self._manager.policy.config.minds[mind].url or "")
+        url = urlsplit(self._policy.config.minds[mind].url or "")
         if url.hostname is None:
             return
         try:
@@ -103,13 +124,5 @@ class MindUnits:
         return False
 
     def _unit(self, mind: str) -> str | None:
-        config = self._manager.policy.config.minds.get(mind)
+        config = self._policy.config.minds.get(mind)
         return config.unit if config is not None else None
-
-    def _lock(self, mind: str) -> asyncio.Lock:
-        return self._locks.setdefault(mind, asyncio.Lock())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -1,14 +1,6 @@
-"""Gated messages, kept until a mind's routes match them: how many each mind has, and letting them go.
+"""Messages that no route of their mind matches: how many each mind has, and releasing them once a route does.
 
-How it is called:
-  Daemon          `await start()` once the routes are read and the queue is recovered; `reload()` with each
-                  new configuration, after RouteFiles.reload
-  RouteFiles      its on_change: changed(mind)
-  Acceptor        releasing(mind) before it plans a message: it waits for that;
-                  quarantine_rows.gate(db, fresh, raw, now) in the transaction that stores it; once that is
-                  stored: stored(fresh, raw, what gate returned), and its invites go to Manager.admit
-  control.cancel  its manager.on_taken_back: taken_back(row), for a row in state GATED
-`take(row, raw)` gets each row that goes out: QUEUED is for Manager.admit, BATCHING for the batcher.
+quarantine_rows.quarantine stores what a new one brings with it, in the message's own transaction.
 """
 
 from __future__ import annotations
@@ -24,118 +16,126 @@ from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import told
+from hostguard.core.ports import Configured, Dispatching
+from hostguard.core.signals import RoutesChanged
+from hostguard.core.tasks import Tasks
 from hostguard.delivery import planner, quarantine_rows
-from hostguard.delivery.quarantine_rows import Move, Moved, Quarantined
-from hostguard.delivery.routes import Routes, route
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.store.connection import Connection
-from hostguard.store.writer import Unavailable
+from hostguard.delivery.batcher import Batcher
+from hostguard.delivery.quarantine_rows import Quarantined
+from hostguard.delivery.routes import Routes
+from hostguard.gate.ledger import Ledger
+from hostguard.store.writer import Queue, Unavailable
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0  # after the queue could not be read
 
-Take = Callable[[Delivery, bytes], None]
-
 
 class Quarantine:
-    """One for the guard. The rows are in the database; here is how many there are."""
+    """Counts the quarantined rows, which are in the database, and releases them to a batch or to the gate."""
 
-    def __init__(self, manager: Dispatcher, routes: Callable[[str], Routes | None], take: Take) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        policy: Configured,
+        routes: Callable[[str], Routes | None],
+        queue: Queue,
+        ledger: Ledger,
+        batcher: Batcher,
+        dispatcher: Dispatching,
+        tasks: Tasks,
+    ) -> None:
+        self._policy = policy
         self._routes = routes
-        self._take = take
+        self._queue = queue
+        self._ledger = ledger
+        self._batcher = batcher
+        self._dispatcher = dispatcher
+        self._tasks = tasks
         self._counts: Counter[str] = Counter()
-        self._due: set[str] = set()  # minds whose gated rows are to be looked at
-        self._now: str | None = None  # the mind whose gated rows are being looked at
+        self._due: set[str] = set()  # minds whose rows are to be checked
+        self._now: str | None = None  # the mind whose rows are being checked
         self._work: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Count what an earlier guard gated, and let go what is matched by now. Raises Unavailable."""
-        self._counts = Counter(await self._manager.queue.read(quarantine_rows.totals))
+        """Count what an earlier guard left, and release what a route matches by now. Raises Unavailable."""
+        self._counts = Counter(await self._queue.read(quarantine_rows.totals))
         self.reload()
 
     def reload(self) -> None:
-        """Look at all gated rows again: the configuration may have given a mind other routes, or none."""
-        minds = self._manager.policy.config.minds
+        """Check all rows again: a new configuration may have given a mind other routes, or none."""
+        minds = self._policy.config.minds
         for mind in [*self._counts]:
-            # A file that is named but could not be read is no reason to let anything go.
+            # A file that is configured but cannot be read is no reason to release anything.
             if mind in minds and (minds[mind].routes is None or self._routes(mind) is not None):
-                self.changed(mind)
+                self._check(mind)
 
     def count(self, mind: str) -> int:
-        """How many gated rows the mind has."""
+        """How many quarantined rows the mind has."""
         return self._counts[mind]
 
     def stored(self, fresh: Sequence[Delivery], raw: bytes, done: Quarantined) -> None:
-        """The new rows of a message are stored; some of them may be quarantine_rows."""
-        for row in fresh:
-            if row.state is State.GATED:
-                self._counts[row.mind] += 1
+        """Count the quarantined ones of a message's new rows."""
+        rows = [row for row in fresh if row.state is State.GATED]
+        self._counts.update(row.mind for row in rows)
         for mind, id_ in done.archived:
             self._counts[mind] -= 1
-            self._manager.ledger.waiters.tell(id_)
-        for row in fresh:  # the routes may have changed while it was being stored
-            if row.state is State.GATED and self._placed(row.mind, told(json.loads(raw))) != "gated":
-                self.changed(row.mind)
+            self._ledger.waiters.tell(id_)
+        for row in rows:  # the routes may have changed while it was being stored
+            if self._place(row.mind, told(json.loads(raw))).state is not State.GATED:
+                self._check(row.mind)
 
-    def taken_back(self, row: Delivery) -> None:
-        """A gated row is cancelled."""
+    def cancel(self, row: Delivery) -> None:
+        """Forget a quarantined row that was cancelled."""
         self._counts[row.mind] -= 1
 
-    def changed(self, mind: str) -> None:
-        """The mind's routes are others now: let go what they match."""
+    def routes_changed(self, changed: RoutesChanged) -> None:
+        """Release what the mind's new routes match."""
+        self._check(changed.mind)
+
+    def releasing(self, mind: str) -> asyncio.Task[None] | None:
+        """The task that checks the mind's rows at this moment, or is about to."""
+        return self._work if mind in self._due or mind == self._now else None
+
+    def _check(self, mind: str) -> None:
         if self._counts[mind] > 0:
             self._due.add(mind)
             if self._work is None or self._work.done():
-                self._work = asyncio.create_task(self._release_due())
-                self._manager.keep(self._work)
+                self._work = self._tasks.start(self._release_due())
 
-    def releasing(self, mind: str) -> asyncio.Task[None] | None:
-        """What looks at the mind's gated rows at this moment, or is about to."""
-        return self._work if mind in self._due or mind == self._now else None
-
-    def _placed(self, mind: str, payload: Mapping[str, Any]) -> str:
+    def _place(self, mind: str, payload: Mapping[str, Any]) -> Target:
         routes = self._routes(mind)
-        return "deliver" if routes is None else route(routes, mind, payload).action
+        return Target(mind, MAIN_SESSION) if routes is None else planner.place(mind, routes, payload)
 
     async def _release_due(self) -> None:
         while self._due:
             mind = self._due.pop()
-            if mind not in self._manager.policy.config.minds:
+            if mind not in self._policy.config.minds:
                 continue  # its rows wait for it
             self._now = mind
             try:
                 await self._release(mind)
             except Unavailable as error:
-                log.warning("gated messages of %s cannot be read: %s", mind, error)
-                asyncio.get_running_loop().call_later(AGAIN_S, self.changed, mind)
+                log.warning("quarantined messages of %s cannot be read: %s", mind, error)
+                asyncio.get_running_loop().call_later(AGAIN_S, self._check, mind)
             finally:
                 self._now = None
 
     async def _release(self, mind: str) -> None:
-        routes = self._routes(mind)
-
-        def place(payload: Mapping[str, Any]) -> Target:
-            if routes is None:
-                return Target(mind, MAIN_SESSION)
-            return planner.place(mind, routes, payload)
-
-        manager = self._manager
-        moves = await manager.queue.read(
-            lambda db: quarantine_rows.release(mind, quarantine_rows.read(db, mind), place)
+        moves = await self._queue.read(
+            lambda db: quarantine_rows.release(
+                mind, quarantine_rows.read(db, mind), lambda payload: self._place(mind, payload)
+            )
         )
         if not moves:
             return
-        moved = await manager.ledger.write(_mover(moves))
-        self._counts[mind] -= len(moved.out) + len(moved.ended)
+        moved = await self._ledger.write(lambda db: quarantine_rows.move(db, moves, now_ms()))
         out, ended = len(moved.out), len(moved.ended)
-        log.info("%s: a rule matches now: %d gated messages go out, %d do not", mind, out, ended)
+        self._counts[mind] -= out + ended
+        log.info("%s: a rule matches now: %d quarantined messages go out, %d do not", mind, out, ended)
         for id_ in moved.ended:
-            manager.ledger.waiters.tell(id_)
+            self._ledger.waiters.tell(id_)
         for row, raw in moved.out:
-            self._take(row, raw)
-
-
-def _mover(moves: Sequence[Move]) -> Callable[[Connection], Moved]:
-    return lambda db: quarantine_rows.move(db, moves, now_ms())
+            if row.state is State.BATCHING:
+                self._batcher.add(row, raw)
+            else:
+                self._dispatcher.admit([row])

@@ -69,7 +69,7 @@ def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
     )
 
 
-def gate(db: Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Quarantined:
+def quarantine(db: Connection, fresh: Sequence[Delivery], raw: bytes, now: int) -> Quarantined:
     """Look after the gated ones of the rows that were just stored of a message, in the same transaction.
 
     Its invites: the first, the 11th, ... of a channel. Of a mind with GATED_MAX rows the oldest are archived.

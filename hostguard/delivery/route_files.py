@@ -12,11 +12,12 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hostguard.core.model import Config
-from hostguard.delivery.routes import ROUTES_MAX, Routes, parse_routes
+from hostguard.core.signals import RoutesChanged, Signal
+from hostguard.delivery.routes import ROUTES_MAX, Routes, instructions, parse_routes
 from hostguard.linux import inotify
 from hostguard.linux.inotify import Inotify
 
@@ -52,13 +53,10 @@ class _Look:
 
 
 class RouteFiles:
-    """Routes by mind. `on_change` is told, on the event loop, each mind whose routes are others now.
+    """Routes by mind. `changed` reports each mind whose routes differ from before."""
 
-    The daemon calls `start` before it takes messages, `reload` with each new configuration, and `close`.
-    """
-
-    def __init__(self, on_change: Callable[[str], None]) -> None:
-        self._on_change = on_change
+    def __init__(self, changed: Signal[RoutesChanged]) -> None:
+        self._changed = changed
         self._files: dict[str, _File] = {}
         self._inotify: Inotify | None = None
         self._index: dict[tuple[int, str], set[str]] = {}  # (watch, entry) -> minds
@@ -73,7 +71,7 @@ class RouteFiles:
         except OSError as error:
             log.warning("changes of routes are only seen at a reload: inotify: %s", error.strerror)
         else:
-            asyncio.get_running_loop().add_reader(self._inotify.fd, self._changed)
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._on_inotify)
         await self.reload(config)
 
     async def reload(self, config: Config) -> None:
@@ -81,7 +79,7 @@ class RouteFiles:
         wanted = {name: mind.routes for name, mind in config.minds.items() if mind.routes is not None}
         for name in self._files.keys() - wanted.keys():
             if self._files.pop(name).routes is not None:
-                self._on_change(name)
+                self._changed.send(RoutesChanged(name))
         for name, path in wanted.items():
             known = self._files.get(name)
             if known is None or known.path != path:  # its old routes are good until the new ones are read
@@ -109,9 +107,14 @@ class RouteFiles:
         file = self._files.get(mind)
         return file.routes if file is not None else None
 
+    def instructions(self, mind: str, session: str) -> str | None:
+        """The instructions that the mind's routes have for the session; None if there are none."""
+        routes = self.get(mind)
+        return instructions(routes, session) if routes is not None else None
+
     # -- changes
 
-    def _changed(self) -> None:
+    def _on_inotify(self) -> None:
         assert self._inotify is not None
         for change in self._inotify.read():
             if change.mask & inotify.OVERFLOW:
@@ -142,7 +145,7 @@ class RouteFiles:
             ]
             self._reindex()
             for name in changed:
-                self._on_change(name)
+                self._changed.send(RoutesChanged(name))
 
     def _reindex(self) -> None:
         before = {watch for watch, _ in self._index}

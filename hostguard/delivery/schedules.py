@@ -21,14 +21,16 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule
 from hostguard.core.payload import scheduled
+from hostguard.core.ports import Configured
+from hostguard.core.tasks import Tasks
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
-from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
+from hostguard.gate.dispatcher import CLOCK_CHECK_S
 from hostguard.linux.timezones import zones
 from hostguard.store import requests
-from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired
-from hostguard.telemetry.events import Event
+from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
+from hostguard.telemetry.events import Event, Events
 from hostguard.turns.command import SCRIPT_SESSION
 
 log = logging.getLogger(__name__)
@@ -64,9 +66,20 @@ class _Watch:
 class Scheduler:
     """All schedules, on one timer."""
 
-    def __init__(self, manager: Dispatcher, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        policy: Configured,
+        settings: SettingsStore,
+        acceptor: Acceptor,
+        events: Events,
+        tasks: Tasks,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._policy = policy
+        self._settings = settings
         self._acceptor = acceptor
+        self._events = events
+        self._tasks = tasks
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._watches: dict[str, _Watch] = {}
@@ -99,11 +112,8 @@ class Scheduler:
 
     def all(self) -> dict[str, tuple[Schedule, bool]]:
         """All schedules by name, also those that do not run; True: added at run time."""
-        config = self._manager.policy.config
-        kept = {
-            name: (Schedule(name, **table), True)
-            for name, table in self._manager.settings.all(SCHEDULE).items()
-        }
+        config = self._policy.config
+        kept = {name: (Schedule(name, **table), True) for name, table in self._settings.all(SCHEDULE).items()}
         return kept | {name: (schedule, False) for name, schedule in config.schedules.items()}
 
     def times(self, name: str) -> tuple[int | None, int | None]:
@@ -128,18 +138,18 @@ class Scheduler:
             self._follow()
 
         changes = SCHEDULE.to(schedule.name, table), FIRED.to(schedule.name, state)
-        await self._manager.settings.change(*changes, then=stored)
+        await self._settings.change(*changes, then=stored)
 
     async def remove(self, name: str) -> None:
         """Forget a schedule that was added at run time. Raises Problem."""
-        await self._manager.settings.change(*_gone(name), then=self._follow)
+        await self._settings.change(*_gone(name), then=self._follow)
 
     async def run_now(self, schedule: Schedule) -> Accepted:
         """Fire it once more, now. Raises Problem."""
         return await self._acceptor.send(self._message(schedule, None))
 
     def _arrange(self) -> None:
-        minds, entries = self._manager.policy.config.minds, {}
+        minds, entries = self._policy.config.minds, {}
         for name, (schedule, kept) in self.all().items():
             zone = self._zones.get(schedule.timezone)
             if zone is not None and schedule.enabled and schedule.mind in minds:
@@ -152,9 +162,9 @@ class Scheduler:
     def _forget_others(self) -> None:
         """A schedule that comes back, or is enabled again, missed nothing. What fires once keeps its note."""
         known = self.all()
-        for name in self._manager.settings.all(FIRED):
+        for name in self._settings.all(FIRED):
             if name not in self._entries and (name not in known or known[name][0].at is None):
-                self._manager.settings.keep(FIRED.to(name, None))
+                self._settings.keep(FIRED.to(name, None))
 
     def _follow(self) -> None:
         self._arrange()
@@ -177,7 +187,7 @@ class Scheduler:
                 continue
             if watch.next <= now:
                 watch.busy = True
-                self._manager.keep(asyncio.create_task(self._look(name, entry, watch)))
+                self._tasks.start(self._look(name, entry, watch))
             else:
                 coming.append(watch.next)
         if self._timer is not None:
@@ -190,7 +200,7 @@ class Scheduler:
     async def _look(self, name: str, entry: Entry, watch: _Watch) -> None:
         again: int | None = self._clock() + AGAIN_MS
         try:
-            state = self._manager.settings.get(FIRED, name)
+            state = self._settings.get(FIRED, name)
             seen = state["seen"] if state is not None and state["of"] == entry.meant else None
             now = self._clock()
             found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
@@ -211,13 +221,13 @@ class Scheduler:
 
     async def _deal(self, name: str, entry: Entry, found: Due) -> None:
         for time in found.fire:
-            mind_is_known = entry.schedule.mind in self._manager.policy.config.minds
+            mind_is_known = entry.schedule.mind in self._policy.config.minds
             if self._closed or self._entries.get(name) != entry or not mind_is_known:
                 return
             await self._fire(name, entry, time)
         if not found.fire and found.seen is not None:
             state = Fired(seen=found.seen, last=self._last(name), of=entry.meant)
-            await self._manager.settings.change(FIRED.to(name, state))
+            await self._settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
         for_good = entry.kept and entry.schedule.at is not None
@@ -230,8 +240,8 @@ class Scheduler:
             if problem.code != "conflict":
                 raise
             # It fired with another message, and the clock was set back since.
-            await self._manager.settings.change(*changes)
-        self._manager.settings.use(*changes)
+            await self._settings.change(*changes)
+        self._settings.use(*changes)
         if for_good:
             self._follow()
 
@@ -241,7 +251,7 @@ class Scheduler:
         payload = scheduled(schedule)
         if schedule.script is not None:
             kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
-        raw = message.encode(payload, self._manager.policy.config)
+        raw = message.encode(payload, self._policy.config)
         wish = schedule.while_sleeping
         return message.Message((schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish)
 
@@ -259,13 +269,13 @@ class Scheduler:
         lines[-1] += f"; {len(late)} of these are sent now" if late else "; none of these is sent"
         schedule = entry.schedule
         for line in lines:
-            self._manager.events.emit(
+            self._events.emit(
                 Event.MISSED, f"{schedule.mind}: schedule {schedule.name} missed {line}", mind=schedule.mind,
                 schedule=schedule.name,
             )  # fmt: skip
 
     def _last(self, name: str) -> int | None:
-        state = self._manager.settings.get(FIRED, name)
+        state = self._settings.get(FIRED, name)
         return None if state is None else state["last"]
 
 

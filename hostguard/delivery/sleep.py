@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -23,14 +24,20 @@ from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
+from hostguard.core.ports import Dispatching, HeldRows
+from hostguard.core.signals import MindWoken, SessionChanged
+from hostguard.core.tasks import Tasks
 from hostguard.core.text import span
 from hostguard.delivery.acceptor import Acceptor, Also
-from hostguard.delivery.mind_services import MindUnits
-from hostguard.gate.dispatcher import CLOCK_CHECK_S, Dispatcher
-from hostguard.gate.policy import known_mind
+from hostguard.delivery.mind_services import MindServices
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.dispatcher import CLOCK_CHECK_S
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.policy import Policy, known_mind
 from hostguard.store.deliveries import New
-from hostguard.store.settings import SLEEP, START, WOKEN, Change, Sleep, Woken
-from hostguard.telemetry.events import Event
+from hostguard.store.settings import SLEEP, START, WOKEN, Change, SettingsStore, Sleep, Woken
+from hostguard.telemetry.events import Event, Events
+from hostguard.turns.live import Live
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -42,15 +49,34 @@ AGAIN_S = 5.0  # until what the card did not take is tried again
 class Sleeper:
     """The sleep of all minds."""
 
-    def __init__(self, manager: Dispatcher, acceptor: Acceptor, clock: Callable[[], int] = now_ms) -> None:
-        self._manager = manager
-        self._settings = manager.settings
+    def __init__(
+        self,
+        policy: Policy,
+        settings: SettingsStore,
+        acceptor: Acceptor,
+        held: HeldRows,
+        backlog: Backlog,
+        live: Live,
+        ledger: Ledger,
+        services: MindServices,
+        dispatcher: Dispatching,
+        events: Events,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._policy = policy
+        self._settings = settings
         self._acceptor = acceptor
+        self._held = held
+        self._backlog = backlog
+        self._live = live
+        self._ledger = ledger
+        self._services = services
+        self._dispatcher = dispatcher
+        self._events = events
         self._clock = clock
-        self._units = MindUnits(manager)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waking: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks((Problem,))
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -59,13 +85,13 @@ class Sleeper:
         """Go on where the guard before left off."""
         for mind in self._settings.all(SLEEP):
             if self._settings.get(WOKEN, mind):
-                self.wake_for_message(mind)
+                self.wake_for_message(MindWoken(mind))
             else:
                 self._fell(mind)
-                self._units.stop(mind)
+                self._services.stop(mind)
         for mind in self._settings.all(WOKEN):
             self._watch_idle(mind)
-        self._units.resume()
+        self._services.resume()
         self._set_timer()
 
     def close(self) -> None:
@@ -74,18 +100,17 @@ class Sleeper:
         for timer in (*self._idle.values(), self._timer):
             if timer is not None:
                 timer.cancel()
-        self._units.close()
-        for task in self._tasks:
-            task.cancel()
+        self._services.close()
+        self._tasks.cancel()
 
     # -- to sleep
 
     async def sleep(self, mind: str, until: int | None) -> None:
         """Tell the mind that it is to sleep, until a time in ms or until it is woken. Raises Problem."""
-        config, now = known_mind(mind, self._manager.policy.config), self._clock()
+        config, now = known_mind(mind, self._policy.config), self._clock()
         if until is not None and until <= now:
             raise bad_request("until is in the past")
-        async with self._lock(mind):
+        async with self._locks[mind]:
             state = self._settings.get(SLEEP, mind)
             if state is not None:
                 await self._change(mind, SLEEP.to(mind, {**state, "until": until}))
@@ -112,47 +137,48 @@ class Sleeper:
         self._fell(mind.name)  # it may be over already
         return True
 
-    def on_session(self, mind: str, session: str, busy: bool) -> None:
-        """A turn of the session begins, or is over; called before its slot is handed on."""
-        if not busy:
+    def session_changed(self, changed: SessionChanged) -> None:
+        """A turn of the session began, or ended; called before its slot is handed on."""
+        mind = changed.mind
+        if not changed.busy:
             self._fell(mind)
-            self._units.stop(mind)
+            self._services.stop(mind)
             if self._settings.get(WOKEN, mind):
                 self._watch_idle(mind)
 
     def _fell(self, mind: str) -> None:
         """If the message that tells of the sleep has had its turn, the mind sleeps."""
-        manager, state = self._manager, self._settings.get(SLEEP, mind)
-        if state is None or state["since"] is not None or MAIN_SESSION in manager.runner.live.sessions(mind):
+        state = self._settings.get(SLEEP, mind)
+        if state is None or state["since"] is not None or MAIN_SESSION in self._live.sessions(mind):
             return
-        if not manager.backlog.has(state["row"], mind, MAIN_SESSION):
+        if not self._backlog.has(state["row"], mind, MAIN_SESSION):
             self._settings.keep(SLEEP.to(mind, Sleep(since=self._clock(), until=state["until"])))
             self._fell_asleep(mind)
 
     def _fell_asleep(self, mind: str) -> None:
-        until = self._manager.policy.asleep_until(mind)
+        until = self._policy.asleep_until(mind)
         text = f"{mind} sleeps{f' until {_shown(until)}' if until is not None else ''}"
-        self._manager.events.emit(Event.ASLEEP, text, mind=mind)
-        self._units.stop(mind)
+        self._events.emit(Event.ASLEEP, text, mind=mind)
+        self._services.stop(mind)
         self._set_timer()
 
     def _watch_idle(self, mind: str) -> None:
         if mind in self._idle:
             self._idle.pop(mind).cancel()
-        config = self._manager.policy.config.minds.get(mind)
+        config = self._policy.config.minds.get(mind)
         if config is not None and not self._closed:
             loop = asyncio.get_running_loop()
             self._idle[mind] = loop.call_later(max(config.sleep_after, 1.0), self._sleep_again, mind)
 
     def _sleep_again(self, mind: str) -> None:
-        manager, woken = self._manager, self._settings.get(WOKEN, mind)
-        if not woken or manager.policy.sleepy(mind):
+        woken = self._settings.get(WOKEN, mind)
+        if not woken or self._policy.sleepy(mind):
             return
         # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
         soon = self._clock() + outcome.BACKOFF_MS[1]
-        batched, _ = manager.kept(mind)
-        busy = manager.runner.live.of(mind) or manager.backlog.due_by(mind, soon)
-        if busy or batched or self._acceptor.pending(mind):
+        in_batches, _ = self._held.counts(mind)
+        busy = self._live.of(mind) or self._backlog.due_by(mind, soon)
+        if busy or in_batches or self._acceptor.pending(mind):
             self._watch_idle(mind)
             return
         sleep = Sleep(since=self._clock(), until=None if woken is True else woken["until"])
@@ -163,13 +189,13 @@ class Sleeper:
 
     async def wake(self, mind: str, by: str) -> None:
         """Wake the mind for good, and tell it; `by` says of what. Raises Problem."""
-        known_mind(mind, self._manager.policy.config)
+        known_mind(mind, self._policy.config)
         # A client that leaves must not leave a mind half awake.
-        await asyncio.shield(self._spawn(self._wake(mind, by, by_message=False)))
+        await asyncio.shield(self._tasks.start(self._wake(mind, by, by_message=False)))
 
-    def wake_for_message(self, mind: str) -> None:
+    def wake_for_message(self, woken: MindWoken) -> None:
         """A message is stored that wakes the mind."""
-        self._spawn(self._until_awake(mind, "by a message", by_message=True))
+        self._tasks.start(self._until_awake(woken.mind, "by a message", by_message=True))
 
     async def _until_awake(self, mind: str, by: str, by_message: bool) -> None:
         while True:
@@ -188,9 +214,9 @@ class Sleeper:
                 self._waking.discard(mind)
 
     async def _wake(self, mind: str, by: str, by_message: bool) -> None:
-        manager, policy, settings = self._manager, self._manager.policy, self._settings
-        async with self._lock(mind):
-            state, config, now = settings.get(SLEEP, mind), policy.config.minds.get(mind), self._clock()
+        settings = self._settings
+        async with self._locks[mind]:
+            state, config, now = settings.get(SLEEP, mind), self._policy.config.minds.get(mind), self._clock()
             if state is None:
                 if not by_message and settings.get(WOKEN, mind) is not None:
                     await self._change(mind, WOKEN.to(mind, None))
@@ -202,7 +228,7 @@ class Sleeper:
                 WOKEN.to(mind, Woken(until=state["until"]) if by_message else None),
             )
             start = START.to(mind, True if config is not None and config.unit is not None else None)
-            held = manager.backlog.count(mind)
+            held = self._backlog.count(mind)
             told: Sequence[Delivery] = ()
             if config is not None and state["since"] is not None and not by_message:
                 slept = span(now - state["since"])
@@ -212,17 +238,17 @@ class Sleeper:
                 told = await self._send(config, Kind.WAKE, text, now, lambda _: (*awake, start))
             if not told:
                 await self._or_back(mind, settings.change(*awake, start))
-            if state["since"] is None and manager.backlog.remove(state["row"], mind, MAIN_SESSION):
+            if state["since"] is None and self._backlog.remove(state["row"], mind, MAIN_SESSION):
                 row = Row(state["row"], mind, MAIN_SESSION, kind=Kind.LIFECYCLE)
-                manager.ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
-            await self._units.start(mind)  # its rows are held until it can take them
+                self._ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
+            await self._services.start(mind)  # its rows are held until it can take them
             settings.use(*awake)
             if by_message:
                 self._watch_idle(mind)
             self._set_timer()
             text = f"{mind} is awake, woken {by}; messages that waited: {held}"
-            manager.events.emit(Event.AWAKE, text, mind=mind)
-            manager.reopen(mind)
+            self._events.emit(Event.AWAKE, text, mind=mind)
+            self._dispatcher.reopen(mind)
 
     # -- time
 
@@ -245,16 +271,13 @@ class Sleeper:
         for mind, sleep in self._settings.all(SLEEP).items():
             self._fell(mind)
             if sleep["until"] is not None and sleep["until"] <= now:
-                self._spawn(self._on_time(mind))
+                self._tasks.start(self._on_time(mind))
         for mind, woken in self._settings.all(WOKEN).items():
             if woken is not True and woken["until"] is not None and woken["until"] <= now:
                 self._settings.keep(WOKEN.to(mind, None))
         self._set_timer()
 
     # -- small things
-
-    def _lock(self, mind: str) -> asyncio.Lock:
-        return self._locks.setdefault(mind, asyncio.Lock())
 
     async def _send(
         self, mind: Mind, kind: Kind, text: str, now: int, also: Also, expires_at: int = 0
@@ -283,13 +306,6 @@ class Sleeper:
                 raise
             self._settings.restore(SLEEP.key(mind), WOKEN.key(mind), START.key(mind))
             raise unavailable(f"the device does not take writes; {mind} is as it was, try again") from problem
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self._manager.keep(task)
-        return task
 
 
 def _shown(time: int) -> str:

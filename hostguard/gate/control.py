@@ -1,4 +1,4 @@
-"""What an operator does to the running guard. Each raises Problem if it cannot be done."""
+"""What an operator does to the running guard. Every method raises Problem if it cannot be done."""
 
 from __future__ import annotations
 
@@ -9,193 +9,256 @@ from typing import Any
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.core.model import Delivery, Kind, Reason, State
+from hostguard.core.ports import Dispatching, HeldRows
+from hostguard.gate.backlog import Backlog
 from hostguard.gate.deadlock import hopeless
-from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.policy import CAP_MAX, LIMITS, known_mind
+from hostguard.gate.gate import Gate
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.policy import CAP_MAX, LIMITS, Policy, known_mind
+from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.store import deliveries, requests
 from hostguard.store.connection import Connection
-from hostguard.store.settings import LIMIT, PAUSE, Limit, on_host_or
-from hostguard.store.writer import Refused
+from hostguard.store.settings import LIMIT, PAUSE, Limit, SettingsStore, on_host_or
+from hostguard.store.waiters import Waiters
+from hostguard.store.writer import Queue, Refused
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.telemetry.events import Event
-from hostguard.turns.live import Phase, Turn
+from hostguard.telemetry.events import Event, Events
+from hostguard.turns.live import Live, Phase, Turn
+from hostguard.turns.scopes import Scopes
 
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 BY_REQUEST = "cancelled by request"
+RUN_LEFT = "its `hostguard run` went away"
 
 
-async def delivery(manager: Dispatcher, id_: int) -> Delivery:
-    """One row."""
-    if id_ > ID_MAX:
-        raise unknown("delivery", id_, "hostguard queue lists those that wait")
-    row: Delivery | None = await requests.read(manager.queue, lambda db: deliveries.get(db, id_))
-    if row is None:
-        raise unknown("delivery", id_, "hostguard queue lists those that wait")
-    return row
+class Control:
+    """Pauses, limits, and stopping a turn."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: SettingsStore,
+        live: Live,
+        backlog: Backlog,
+        scopes: Scopes,
+        dispatcher: Dispatching,
+        events: Events,
+    ) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._live = live
+        self._backlog = backlog
+        self._scopes = scopes
+        self._dispatcher = dispatcher
+        self._events = events
+
+    async def pause(self, mind: str | None, on: bool) -> None:
+        """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
+        before = self._policy.paused(mind)
+        if on or not before:
+            self._check(mind)  # one that was removed while paused can still be resumed
+        paused, resumed = PAUSE.to(on_host_or(mind), True), PAUSE.to(on_host_or(mind), None)
+        if on:
+            # At once, whatever the card does: nothing may start while the setting is being stored.
+            self._settings.use(paused)
+            for turn in self._live:
+                if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
+                    turn.revoked = True
+
+        def stored() -> None:
+            who = mind or "the guard"
+            event, text = (
+                (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
+            )
+            self._events.emit(event, text, mind=mind)
+            self.redrive()
+
+        try:
+            await self._settings.change(paused if on else resumed, then=stored)
+        except Problem:
+            self._settings.use(paused if before else resumed)
+            self.redrive()
+            raise
+
+    async def set_limit(self, name: str, mind: str | None, value: Any, runtime: bool) -> None:
+        """Set a cap: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
+        if name not in LIMITS:
+            raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
+        if mind is not None and name != "mind_concurrent_turns":
+            raise bad_request(f"{name} is of the whole host: leave the mind out")
+        self._check(mind)
+        boot, limit = self._policy.boot if runtime else None, None
+        if value == "unlimited":
+            limit = Limit(value=None, boot=boot)
+        elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= CAP_MAX:
+            limit = Limit(value=value, boot=boot)
+        elif value != "default":
+            raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
+
+        def stored() -> None:
+            now, source = self._policy.limit(name, mind)
+            shown = "unlimited" if now is None else now
+            text = f"{name}{f' of {mind}' if mind else ''} is {shown} ({source})"
+            self._events.emit(Event.LIMIT, text, mind=mind, limit=name, value=shown, source=source)
+            self.redrive()
+
+        await self._settings.change(LIMIT.to(name + on_host_or(mind), limit), then=stored)
+
+    def redrive(self) -> None:
+        """Offer every mind's rows again: caps, pauses or minds changed."""
+        for mind in self._backlog.mind_names():
+            self._backlog.touch(mind)
+        self._dispatcher.pump()
+
+    async def stop(self, name: str) -> Turn:
+        """Ask systemd to stop the scope of the turn with this id."""
+        turn = self._live.by_id(name)
+        if turn is None:
+            raise unknown("turn", name, "hostguard turns lists the live ones")
+        try:
+            await self._scopes.stop(turn)
+        except (SystemdError, SystemdLost) as error:
+            raise unavailable(f"systemd did not stop {turn.live.unit}: {error}") from error
+        return turn
+
+    def _check(self, mind: str | None) -> None:
+        if mind is not None:
+            known_mind(mind, self._policy.config)
 
 
-async def pause(manager: Dispatcher, mind: str | None, on: bool) -> None:
-    """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
-    if on or not manager.policy.paused(mind):
-        _check(manager, mind)  # one that was removed while paused can still be resumed
-    name, before = on_host_or(mind), manager.policy.paused(mind)
-    if on:
-        # At once, whatever the card does: nothing may start while the setting is being stored.
-        manager.settings.use(PAUSE.to(name, True))
-        for turn in manager.runner.live:
-            if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
-                turn.revoked = True
+class DeliveryControl:
+    """Single deliveries: look one up, cancel it, try it again, wait for it."""
 
-    def stored() -> None:
-        who = mind or "the guard"
-        event, text = (
-            (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
-        )
-        manager.events.emit(event, text, mind=mind)
-        touch(manager)
+    def __init__(
+        self,
+        queue: Queue,
+        live: Live,
+        backlog: Backlog,
+        run_clients: RunClients,
+        ledger: Ledger,
+        waiters: Waiters,
+        gate: Gate,
+        held: HeldRows,
+        dispatcher: Dispatching,
+    ) -> None:
+        self._queue = queue
+        self._live = live
+        self._backlog = backlog
+        self._run_clients = run_clients
+        self._ledger = ledger
+        self._waiters = waiters
+        self._gate = gate
+        self._held = held
+        self._dispatcher = dispatcher
 
-    try:
-        await manager.settings.change(PAUSE.to(name, True if on else None), then=stored)
-    except Problem:
-        manager.settings.use(PAUSE.to(name, True if before else None))
-        touch(manager)
-        raise
+    async def find(self, id_: int) -> Delivery:
+        """One row."""
+        row = await requests.read(self._queue, partial(deliveries.get, id_=id_)) if id_ <= ID_MAX else None
+        if row is None:
+            raise unknown("delivery", id_, "hostguard queue lists those that wait")
+        return row
 
+    async def cancel(self, id_: int) -> Delivery:
+        """Cancel a row that has not begun."""
+        row = await self.find(id_)
+        if row.state is State.DELIVERING or self._live.by_id(row.turn or "") is not None:
+            raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
+        if row.state in (State.BATCHING, State.GATED):
+            return await self._cancel_held(row)
+        if row.state is not State.QUEUED:
+            raise conflict(f"{id_} is {row.state} already")
+        if not self._backlog.remove(id_, row.mind, row.session) and not self._run_clients.unpark(id_):
+            raise conflict(f"{id_} is being started: hostguard turns")
+        await self._ledger.close(row.row, State.CANCELLED, BY_REQUEST)
+        return await self.find(id_)
 
-async def set_limit(manager: Dispatcher, name: str, mind: str | None, value: Any, runtime: bool) -> None:
-    """Set a cap at once. `value`: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
-    if name not in LIMITS:
-        raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
-    if mind is not None and name != "mind_concurrent_turns":
-        raise bad_request(f"{name} is of the whole host: leave the mind out")
-    _check(manager, mind)
-    boot, limit = manager.policy.boot if runtime else None, None
-    if value == "unlimited":
-        limit = Limit(value=None, boot=boot)
-    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= CAP_MAX:
-        limit = Limit(value=value, boot=boot)
-    elif value != "default":
-        raise bad_request(f"value must be 0 to {CAP_MAX}, unlimited or default")
+    async def _cancel_held(self, row: Delivery) -> Delivery:
+        """Cancel a row in a batch or in quarantine, unless it leaves at this moment."""
 
-    def stored() -> None:
-        now, source = manager.policy.limit(name, mind)
-        told = "unlimited" if now is None else now
-        text = f"{name}{f' of {mind}' if mind else ''} is {told} ({source})"
-        manager.events.emit(Event.LIMIT, text, mind=mind, limit=name, value=told, source=source)
-        touch(manager)
+        def stored(closed: list[int]) -> None:
+            if closed:
+                self._held.cancel(row)
+                self._ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
+                self._waiters.tell(row.id)
 
-    await manager.settings.change(LIMIT.to(name + on_host_or(mind), limit), then=stored)
+        def close(db: Connection) -> list[int]:
+            return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
 
+        await requests.write(self._queue, close, stored)
+        found = await self.find(row.id)
+        return found if found.state is State.CANCELLED else await self.cancel(row.id)
 
-def touch(manager: Dispatcher) -> None:
-    """Caps, pauses or minds changed: look at every mind again."""
-    for mind in manager.backlog.mind_names():
-        manager.backlog.touch(mind)
-    manager.pump()
+    async def retry(self, id_: int) -> Delivery:
+        """Queue an ended row again."""
+        await self.find(id_)
+        try:
+            await requests.write(
+                self._queue,
+                lambda db: deliveries.retry(db, id_, now_ms()),
+                lambda row: self._dispatcher.admit([row]),
+            )
+        except Refused as refusal:
+            current = await self.find(id_)
+            if current.kind is Kind.RUN:
+                raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
+            raise conflict(
+                f"{id_} is {current.state}: only an ended delivery can be tried again"
+            ) from refusal
+        return await self.find(id_)
 
+    async def drop(self, id_: int) -> Delivery:
+        """Remove a dead letter from the list of them."""
+        await self.find(id_)
+        try:
+            await requests.write(self._queue, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
+        except Refused as refusal:
+            current = await self.find(id_)
+            raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
+        return await self.find(id_)
 
-async def cancel(manager: Dispatcher, id_: int) -> Delivery:
-    """Take a queued row out."""
-    row = await delivery(manager, id_)
-    if row.state is State.DELIVERING or manager.runner.live.by_id(row.turn or "") is not None:
-        raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
-    if row.state in (State.BATCHING, State.GATED):
-        return await _take_back(manager, row)
-    if row.state is not State.QUEUED:
-        raise conflict(f"{id_} is {row.state} already")
-    if not manager.backlog.remove(id_, row.mind, row.session) and not manager.callers.unpark(id_):
-        raise conflict(f"{id_} is being started: hostguard turns")
-    await manager.ledger.close(row.row, State.CANCELLED, BY_REQUEST)
-    return await delivery(manager, id_)
+    async def refuse_deadlock(self, id_: int) -> None:
+        """Refuse a wait, registered already, that would never end."""
+        waits = self._waiters.units
+        if not any(id_ in rows for rows in waits.values()):
+            return
+        blockers: dict[int, Collection[str] | None] = {}
+        for row_id in {row_id for rows in waits.values() for row_id in rows}:
+            row = await requests.read(self._queue, partial(deliveries.get, id_=row_id))
+            blockers[row_id] = self._blockers(row) if row is not None else None
+        if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
+            units = ", ".join(sorted(blockers[id_] or ()))
+            raise conflict(
+                f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
+                " It is accepted all the same: go on without waiting"
+            )
 
-
-async def _take_back(manager: Dispatcher, row: Delivery) -> Delivery:
-    """Cancel a row that a batch or a missing route keeps back, unless it goes out at this moment."""
-
-    def stored(closed: list[int]) -> None:
-        if closed:
-            manager.on_taken_back(row)
-            manager.ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
-            manager.ledger.waiters.tell(row.id)
-
-    def close(db: Connection) -> list[int]:
-        return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
-
-    await requests.write(manager.queue, close, stored)
-    found = await delivery(manager, row.id)
-    return found if found.state is State.CANCELLED else await cancel(manager, row.id)
-
-
-async def retry(manager: Dispatcher, id_: int) -> Delivery:
-    """Queue an ended row again."""
-    await delivery(manager, id_)
-    try:
-        await requests.write(
-            manager.queue, lambda db: deliveries.retry(db, id_, now_ms()), lambda row: manager.admit([row])
-        )
-    except Refused as refusal:
-        current = await delivery(manager, id_)
-        if current.kind is Kind.RUN:
-            raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
-        raise conflict(f"{id_} is {current.state}: only an ended delivery can be tried again") from refusal
-    return await delivery(manager, id_)
-
-
-async def drop(manager: Dispatcher, id_: int) -> Delivery:
-    """Take a dead letter out of the list of them."""
-    await delivery(manager, id_)
-    try:
-        await requests.write(manager.queue, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
-    except Refused as refusal:
-        current = await delivery(manager, id_)
-        raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
-    return await delivery(manager, id_)
-
-
-async def refuse_deadlock(manager: Dispatcher, id_: int) -> None:
-    """Refuse a wait, registered already, that would never end. Raises Problem (conflict)."""
-    waits = manager.ledger.waiters.units
-    if not any(id_ in rows for rows in waits.values()):
-        return
-    blockers: dict[int, Collection[str] | None] = {}
-    for row_id in {row_id for rows in waits.values() for row_id in rows}:
-        row = await requests.read(manager.queue, partial(deliveries.get, id_=row_id))
-        blockers[row_id] = _blockers(manager, row) if row is not None else None
-    if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
-        units = ", ".join(sorted(blockers[id_] or ()))
-        raise conflict(
-            f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
-            " It is accepted all the same: go on without waiting"
-        )
-
-
-def _blockers(manager: Dispatcher, row: Delivery) -> Collection[str] | None:
-    live = manager.runner.live
-    if row.state is State.DELIVERING:
-        turn = live.by_id(row.turn or "")
-        return [turn.live.unit] if turn is not None else None
-    hold = manager.verdict(row.row) if row.state is State.QUEUED else None
-    if hold is None:
+    def _blockers(self, row: Delivery) -> Collection[str] | None:
+        if row.state is State.DELIVERING:
+            turn = self._live.by_id(row.turn or "")
+            return [turn.live.unit] if turn is not None else None
+        hold = self._gate.hold(row.row) if row.state is State.QUEUED else None
+        if hold is None:
+            return None
+        if hold.reason is Reason.GLOBAL_CAP:
+            return list(self._live.turns)
+        if hold.reason in (Reason.MIND_BUSY, Reason.SESSION_BUSY):
+            return [turn.unit for turn in self._live.of(row.mind)]
         return None
-    if hold.reason is Reason.GLOBAL_CAP:
-        return list(live.turns)
-    if hold.reason in (Reason.MIND_BUSY, Reason.SESSION_BUSY):
-        return [turn.unit for turn in live.of(row.mind)]
-    return None
 
+    def reattach(self, row: Delivery, client: RunClient) -> None:
+        """A `hostguard run` came back after a restart of the guard."""
+        if row.state is not State.QUEUED or self._run_clients.waits(row.id):
+            raise conflict(f"{row.id} is {row.state} already")
+        parked = self._run_clients.unpark(row.id)
+        self._run_clients.attach(row.row, client)
+        if parked is not None:
+            self._dispatcher.requeue(parked)
+        self._dispatcher.pump()
 
-async def stop(manager: Dispatcher, name: str) -> Turn:
-    """Ask systemd to stop a turn's scope."""
-    turn = manager.runner.live.by_id(name)
-    if turn is None:
-        raise unknown("turn", name, "hostguard turns lists the live ones")
-    try:
-        await manager.runner.stop(turn)
-    except (SystemdError, SystemdLost) as error:
-        raise unavailable(f"systemd did not stop {turn.live.unit}: {error}") from error
-    return turn
-
-
-def _check(manager: Dispatcher, mind: str | None) -> None:
-    if mind is not None:
-        known_mind(mind, manager.policy.config)
+    def client_left(self, id_: int, client: RunClient) -> None:
+        """The connection of a `hostguard run` closed; if it still waited, its row ends."""
+        if self._dispatcher.closing:
+            return  # we closed it: the client comes back to the next guard
+        row = self._run_clients.detach(id_, client)
+        if row is not None and self._backlog.remove(id_, row.mind, row.session):
+            self._ledger.close(row, State.CANCELLED, RUN_LEFT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,6 @@ from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
 from hostguard.pressure.monitor import Monitor
 from hostguard.store.deliveries import New
-from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Turn, TurnEnded
@@ -55,7 +54,6 @@ class Dispatcher:
     """Owns the backlog and the live turns; all state here mirrors the database and systemd."""
 
     gate: Gate
-    settings: SettingsStore
     residents: ResidentDriver
     watcher: Monitor
 
@@ -81,10 +79,6 @@ class Dispatcher:
         self.ledger = ledger
         self.session_changed = session_changed
         self._starter = Starter(self)
-        # Rows of a mind that (batches, missing routes) keep back; set by the daemon.
-        self.kept: Callable[[str], tuple[int, int]] = lambda mind: (0, 0)
-        # Told of a row that is cancelled while a batch keeps it; set by the daemon.
-        self.on_taken_back: Callable[[Delivery], None] = lambda row: None
         # The instructions that a mind's routes have for a session; set by the daemon.
         self.instructions: Callable[[str, str], str | None] = lambda mind, session: None
         self.ready = False
@@ -97,7 +91,7 @@ class Dispatcher:
 
     # -- the gate
 
-    def admit(self, rows: list[Delivery]) -> None:
+    def admit(self, rows: Sequence[Delivery]) -> None:
         """Take stored rows into the backlog and offer them to the gate."""
         now = now_ms()
         for row in rows:
@@ -113,10 +107,6 @@ class Dispatcher:
     def view(self, mind: str) -> MindView:
         """What the gate sees of a mind."""
         return self.gate.view(mind)
-
-    def waiting(self, mind: str) -> int:
-        """Rows of the mind that have not begun, due or not, also those that are kept back."""
-        return self.backlog.total(mind) + sum(self.kept(mind))
 
     def host(self) -> HostView:
         """What the gate sees of the host."""

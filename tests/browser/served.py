@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -45,7 +46,9 @@ class Served:
         self.asked: list[str] = []
         self.policy = Policy(SettingsStore(self.queue), "")
         self.policy.config = Config(web_token=token_hash(TOKEN))
-        self.dispatcher: Any = None  # for what the pages can do: a test has it done by something else
+        self.control: Any = (
+            SimpleNamespace()
+        )  # for what the pages can do: a test has it done by something else
         self.reporter = report.Reporter(self.queue, self.history, self._status)
         self.port = 0
 
@@ -128,7 +131,7 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.dispatcher).routes())
+        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.control).routes())
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

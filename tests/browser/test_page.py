@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from browser import DESKTOP, PHONE, Browser
 from served import TOKEN, Served, turn
 
 from hostguard.core.clock import now_ms
-from hostguard.gate import control
 from hostguard.telemetry.page import render
 from hostguard.telemetry.summary import make
 
@@ -215,18 +215,17 @@ def test_a_guard_that_is_away_is_told_of_and_asked_less_often(browser: Browser, 
     assert told == "Not refreshed: away. Trying again in 10 s."
 
 
-def test_who_has_the_token_acts(browser: Browser, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_the_token_acts(browser: Browser, served: Served) -> None:
     did: list[Any] = []
 
-    async def pause(manager: Any, mind: str | None, on: bool) -> None:
+    async def pause(mind: str | None, on: bool) -> None:
         did.append(("pause", mind, on))
 
-    async def stop(manager: Any, name: str) -> Any:
+    async def stop(name: str) -> Any:
         did.append(("stop", name))
         return turn_of(name)
 
-    monkeypatch.setattr(control, "pause", pause)
-    monkeypatch.setattr(control, "stop", stop)
+    served.control.pause, served.control.stop = pause, stop
     served.fill(150)
     browser.open(served.url)
     browser.click("[data-post='/v1/pause']")
@@ -242,7 +241,6 @@ def test_who_has_the_token_acts(browser: Browser, served: Served, monkeypatch: p
 
 
 def turn_of(name: str) -> Any:
-    from types import SimpleNamespace
 
     return SimpleNamespace(live=SimpleNamespace(id=name))
 

@@ -9,6 +9,7 @@ from played import managed
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, LiveTurn, Mind, State, Target
+from hostguard.core.signals import SessionChanged
 from hostguard.delivery.batcher import Batcher
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
@@ -37,8 +38,17 @@ class Host:
         self.queue = queue
         minds = {name: Mind(name, url="http://x") for name in ("bob", "eve")}
         self.manager = managed(queue, Config(minds=minds, payload_max=payload_max))
-        self.batcher = Batcher(self.manager)
-        self.manager.on_taken_back = lambda row: self.batcher.taken_back(row)
+        self.parts = self.manager.parts
+        self.batcher = self.parts.batcher
+
+    async def restart(self):
+        """Another guard's batcher takes over."""
+        parts = self.parts
+        self.batcher.close()
+        self.batcher = parts.held._batcher = Batcher(
+            parts.policy, parts.live, self.queue, parts.ledger, parts.dispatcher, parts.accepting
+        )
+        await self.batcher.start()
 
     async def store(self, new):
         _, (row,) = await self.queue.write(lambda db: deliveries.enqueue(db, new))
@@ -60,20 +70,20 @@ class Host:
         )
         turn.resident = Resident(posted=True)
         self.manager.runner.live.add(turn)
-        self.batcher.session_changed(row.mind, row.session, True)
+        self.batcher.session_changed(SessionChanged(row.mind, row.session, True))
         return turn
 
     def end(self, turn):
         self.manager.runner.live.remove(turn)
-        self.batcher.session_changed(turn.live.mind, turn.live.session, False)
+        self.batcher.session_changed(SessionChanged(turn.live.mind, turn.live.session, False))
 
     async def row(self, id_):
         return await self.queue.read(lambda db: deliveries.get(db, id_))
 
     async def stored(self):
         """Wait for what goes out: one batch may follow another."""
-        while self.manager._tasks:
-            await self.manager.settled(5)
+        while self.parts.accepting:
+            await self.parts.accepting.settled(5)
             await asyncio.sleep(0)
 
     async def batches(self):

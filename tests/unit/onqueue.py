@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 from hostguard.core.model import Kind, Target
-from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
@@ -44,8 +43,8 @@ def policy(config, *changes, boot="boot"):
 
 
 def acceptor(manager):
-    """Takes messages for minds without routes that do not sleep."""
-    return Acceptor(manager, lambda mind: None, lambda mind: None)
+    """That of the dispatcher's guard."""
+    return manager.parts.acceptor
 
 
 def put(queue, new):

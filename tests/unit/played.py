@@ -6,9 +6,9 @@ from onqueue import on_queue
 
 from hostguard.api.views import Views
 from hostguard.core import outcome
+from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
-from hostguard.delivery.held_back import HeldBack
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.systemd.journal import Journal
 from hostguard.turns.live import Phase, TurnEnded
@@ -53,18 +53,19 @@ class Played:
     give_up = end
 
 
-def parts(queue, config=CONFIG, settings=None, journal=None) -> Parts:
+def parts(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Parts:
     """The guard's parts on an open queue. systemd counts as connected, though it is not."""
-    found = Parts(queue, journal or Silent())
+    found = Parts(queue, journal or Silent(), clock)
+    found.dispatcher.parts = found  # for tests that have the dispatcher alone
     found.policy.config = config
     found.settings.use(*(settings or {}).items())
     found.scopes.connected = True
     return found
 
 
-def managed(queue, config=CONFIG, settings=None, journal=None) -> Dispatcher:
+def managed(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Dispatcher:
     """A dispatcher that could start turns, but for systemd."""
-    return parts(queue, config, settings, journal).dispatcher
+    return parts(queue, config, settings, journal, clock).dispatcher
 
 
 def sink(manager, kind):
@@ -75,14 +76,14 @@ def sink(manager, kind):
 def views_of(manager) -> Views:
     """What the API shows of a dispatcher and its parts."""
     return Views(
-        manager.policy, manager.live, manager.runner, manager.gate, manager.backlog, HeldBack(manager),
+        manager.policy, manager.live, manager.runner, manager.gate, manager.backlog, manager.parts.held,
         manager.ledger, manager.watcher,
     )  # fmt: skip
 
 
-def playing(queue, config=CONFIG, settings=None) -> Dispatcher:
+def playing(queue, config=CONFIG, settings=None, clock=now_ms) -> Dispatcher:
     """A dispatcher whose turns are played."""
-    manager = managed(queue, config, settings)
+    manager = managed(queue, config, settings, clock=clock)
     manager.runner = Played(manager)
     return manager
 

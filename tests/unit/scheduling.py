@@ -3,11 +3,9 @@
 import asyncio
 import json
 
-from onqueue import acceptor
 from played import managed
 
 from hostguard.core.model import Config, Mind, Schedule, State
-from hostguard.delivery.schedules import Scheduler
 from hostguard.store import deliveries
 from hostguard.store.settings import stored
 from hostguard.store.writer import Queue
@@ -39,22 +37,23 @@ class Host:
         self.journal = Silent()
         kept = await self.queue.read(stored)
         config = Config(minds=MINDS, schedules=self.schedules)
-        self.manager = managed(self.queue, config, kept, self.journal)
+        self.manager = managed(self.queue, config, kept, self.journal, lambda: self.now)
+        self.parts = self.manager.parts
         self.manager.runner.connected = False
-        self.scheduler = Scheduler(self.manager, acceptor(self.manager), lambda: self.now)
+        self.scheduler = self.parts.scheduler
         await self.scheduler.start()
         await self.idle()
         return self
 
     async def __aexit__(self, *_):
         self.scheduler.close()
-        await self.manager.settled(5)
+        await self.parts.accepting.settled(5)
         await self.queue.close()
 
     async def idle(self):
         """Until nothing is being looked at."""
-        while self.manager._tasks:
-            await self.manager.settled(5)
+        while self.parts.accepting:
+            await self.parts.accepting.settled(5)
         await self.queue.write(lambda db: None)  # behind what nobody waits for
 
     async def at(self, now):

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hostguard.api.metrics import Metrics
 from hostguard.core.model import Config, Mind
-from hostguard.delivery.held_back import HeldBack
 from hostguard.linux.disk import Device
 from hostguard.pressure.sample import Disk
 from hostguard.telemetry.counters import Counters
@@ -35,7 +34,7 @@ on_host = pytest.mark.skipif(
 def exposed(manager):
     """The page that Prometheus reads."""
     guard = Metrics(
-        manager.policy, manager.live, manager.gate, manager.backlog, HeldBack(manager), manager.ledger,
+        manager.policy, manager.live, manager.gate, manager.backlog, manager.parts.held, manager.ledger,
         manager.watcher, sink(manager, Counters),
     )  # fmt: skip
     return guard.text().decode()

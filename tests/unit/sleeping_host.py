@@ -12,8 +12,6 @@ from hostguard.core import outcome
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Mind, State
 from hostguard.delivery import message as intake
-from hostguard.delivery.acceptor import Acceptor
-from hostguard.delivery.sleep import Sleeper
 from hostguard.store import deliveries
 from hostguard.store.settings import stored
 from hostguard.store.writer import Queue
@@ -38,14 +36,13 @@ class Host:
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
-        self.manager = manager = playing(self.queue, self.config, await self.queue.read(stored))
+        self.manager = manager = playing(
+            self.queue, self.config, await self.queue.read(stored), lambda: now_ms() + self.skew
+        )
         waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))
         manager.backlog.load(waiting, now_ms())
-        self.acceptor = Acceptor(manager, lambda mind: None, lambda mind: self.sleeper.wake_for_message(mind))
-        self.sleeper = Sleeper(manager, self.acceptor, lambda: now_ms() + self.skew)
-        manager.session_changed.subscribe(
-            lambda changed: self.sleeper.on_session(changed.mind, changed.session, changed.busy)
-        )
+        self.parts = manager.parts
+        self.acceptor, self.sleeper = self.parts.acceptor, self.parts.sleeper
         manager.ready = True
         manager.pump()
         self.sleeper.start()
@@ -56,13 +53,18 @@ class Host:
         self.manager.closing = True
         self.sleeper.close()
         await self.manager.settled(5)
+        await self.parts.accepting.settled(5)
         await self.queue.close()
 
     async def idle(self):
         """Until nothing is under way but what waits for a time."""
-        while tasks := {*self.manager._tasks, *self.sleeper._tasks}:
+        while tasks := self._tasks():
             await asyncio.wait(tasks, timeout=5)
         await self.queue.write(lambda db: None)
+
+    def _tasks(self):
+        kept = self.parts.accepting, self.sleeper._tasks, self.parts.services._tasks
+        return {*self.manager._tasks, *(task for tasks in kept for task in tasks._tasks)}
 
     async def until(self, happened):
         """Wait for what comes by itself."""

@@ -134,7 +134,7 @@ def test_a_name_is_given_once(tmp_path):
 def test_there_is_an_end_to_how_many_are_kept(tmp_path):
     async def work(client, host):
         for i in range(KEPT_MAX):
-            host.manager.settings.use(SCHEDULE.to(f"s{i}", {"mind": "bob", "cron": "@daily", "message": "x"}))
+            host.parts.settings.use(SCHEDULE.to(f"s{i}", {"mind": "bob", "cron": "@daily", "message": "x"}))
         status, answer = await client.add(**DAILY)
         assert (status, answer["detail"]) == (409, "there are 1000 schedules; remove one first")
 

@@ -12,10 +12,10 @@ from played import managed
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Mind, State
+from hostguard.core.signals import MindWoken, RoutesChanged, Signal
 from hostguard.delivery import acceptor as accept
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
-from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
 from hostguard.store.settings import SLEEP, WOKEN, stored
@@ -25,17 +25,22 @@ CONFIG = Config(minds={"bob": Mind("bob", ("/bin/true",), routes="/r"), "eve": M
 
 
 class Host:
-    """A manager that starts nothing, with gating; `admitted` are ids in the order in which they came in."""
+    """A manager that starts nothing, with a quarantine; `admitted` are ids in the order in which they came in."""
 
     def __init__(self, queue):
         self.queue, self.woken, self.admitted = queue, [], []
         self.manager = managed(queue, CONFIG)
         self.manager.admit = lambda rows: self.admitted.extend(row.id for row in rows)
         self.routes = {"bob": NOTHING_MATCHES}
-        self.gating = Quarantine(self.manager, self.routes.get, lambda row, raw: self.manager.admit([row]))
-        self.acceptor = Acceptor(self.manager, self.routes.get, self.woken.append)
-        self.acceptor.on_kept = self.gating.stored
-        self.acceptor.releasing = self.gating.releasing
+        self.parts = parts = self.manager.parts
+        self.quarantine = parts.quarantine
+        self.quarantine._routes = self.routes.get
+        mind_woken = Signal[MindWoken]()
+        mind_woken.subscribe(lambda fact: self.woken.append(fact.mind))
+        self.acceptor = Acceptor(
+            parts.policy, parts.settings, self.routes.get, parts.held, queue, parts.ledger, parts.backlog,
+            parts.run_clients, parts.dispatcher, mind_woken, parts.accepting,
+        )  # fmt: skip
 
     async def send(self, to="@bob", also=lambda rows: (), **fields):
         message = intake.message({"to": to, "content": f"for {to}", "channel": "#x", **fields}, CONFIG, 1000)
@@ -50,20 +55,20 @@ class Host:
 
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_late_commit_is_undone_whole_unless_its_sender_can_ask_again(tmp_path, monkeypatch, key):
-    """That of a gated message brings an invite; that of a message to a sleeping mind would wake it."""
+    """That of a quarantined message brings an invite; that of a message to a sleeping mind would wake it."""
     monkeypatch.setattr(accept, "ANSWER_S", 0.05)
 
     async def work(queue):
         host = Host(queue)
-        host.manager.settings.use(SLEEP.to("eve", {"since": 1, "until": None}))
+        host.parts.settings.use(SLEEP.to("eve", {"since": 1, "until": None}))
         for to, rows in (("@bob", 2), ("@eve", 1)):
             with pytest.raises(Problem, match="does not take writes"):
                 await host.send(to, lambda rows: time.sleep(0.3) or (), key=key and key + to)
             await asyncio.sleep(0.4)
-            await host.manager.settled(5)
+            await host.parts.accepting.settled(5)
             await queue.write(lambda db: None)
             assert len(await host.rows()) == (rows + 2 * (to == "@eve") if key else 0)
-        assert host.gating.count("bob") == bool(key)
+        assert host.quarantine.count("bob") == bool(key)
         assert host.woken == (["eve"] if key else [])
         assert bool((await host.stored()).get(WOKEN.key("eve"))) == bool(key)
         assert await queue.read(lambda db: db.execute("SELECT count(*) FROM payloads").fetchone()) == (
@@ -76,16 +81,16 @@ def test_a_late_commit_is_undone_whole_unless_its_sender_can_ask_again(tmp_path,
 def test_no_message_overtakes_those_that_a_new_rule_lets_go(tmp_path):
     async def work(queue):
         host = Host(queue)
-        gated = [(await host.send())[0].id for _ in range(5)]
+        quarantined = [(await host.send())[0].id for _ in range(5)]
         host.admitted.clear()  # the invite
         host.routes["bob"] = ALL
         slow = asyncio.create_task(queue.read(lambda db: time.sleep(0.3)))
         await asyncio.sleep(0)
-        host.gating.changed("bob")
+        host.quarantine.routes_changed(RoutesChanged("bob"))
         new, other = await asyncio.gather(host.send(), host.send("@eve"))
         await slow
-        assert [id_ for id_ in host.admitted if id_ != other[0].id] == [*gated, new[0].id]
-        assert json.loads((await queue.read(lambda db: deliveries.with_payload(db, gated[0])))[1])
+        assert [id_ for id_ in host.admitted if id_ != other[0].id] == [*quarantined, new[0].id]
+        assert json.loads((await queue.read(lambda db: deliveries.with_payload(db, quarantined[0])))[1])
 
     on_queue(tmp_path, work)
 
@@ -98,7 +103,7 @@ def test_a_message_behind_a_release_that_the_card_does_not_take_is_refused(tmp_p
         await host.send()
         host.routes["bob"] = ALL
         stalled = asyncio.create_task(queue.write(lambda db: time.sleep(1)))
-        host.gating.changed("bob")
+        host.quarantine.routes_changed(RoutesChanged("bob"))
         with pytest.raises(Problem, match="nothing is accepted"):
             await host.send()
         await stalled

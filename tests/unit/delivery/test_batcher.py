@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, State
 from hostguard.delivery import planner
-from hostguard.delivery.batcher import Batcher
 from hostguard.delivery.routes import parse_routes
-from hostguard.gate import control
 
 
 def test_a_batch_is_one_row_and_each_source_says_which(tmp_path):
@@ -170,12 +168,10 @@ def test_nothing_is_lost_or_sent_twice_and_the_order_is_kept(tmp_path_factory, s
                 turn = None
             elif what == "restart":
                 await host.stored()
-                host.batcher.close()
-                host.batcher = Batcher(host.manager)
-                await host.batcher.start()
+                await host.restart()
             elif what == "cancel" and sent and (row := await host.row(sent[-1])).state is State.BATCHING:
                 with suppress(Problem):  # it is out already
-                    assert (await control.cancel(host.manager, row.id)).state is State.CANCELLED
+                    assert (await host.manager.parts.deliveries.cancel(row.id)).state is State.CANCELLED
                     cancelled.add(row.id)
         if turn is not None:
             host.end(turn)

@@ -10,7 +10,6 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import State
 from hostguard.delivery import batch_rows
-from hostguard.gate import control
 from hostguard.store import deliveries
 
 
@@ -54,7 +53,7 @@ def test_a_clock_that_was_set_back_lets_nothing_wait_longer(tmp_path):
 def test_a_cancelled_message_does_not_go_out(tmp_path):
     async def work(host):
         ids = [await host.send(message(text)) for text in "123"]
-        await control.cancel(host.manager, ids[1])
+        await host.manager.parts.deliveries.cancel(ids[1])
         assert host.batcher.count("bob") == 2
         await host.send(message("now"))
         assert await host.contents() == [["1", "3", "now"]]
@@ -75,7 +74,7 @@ def test_one_cancelled_as_its_batch_goes_out_counts_once(tmp_path):
             return write
 
         host.queue.submit = submit_and_let_go
-        assert (await control.cancel(host.manager, id_)).state is State.CANCELLED
+        assert (await host.manager.parts.deliveries.cancel(id_)).state is State.CANCELLED
         assert await host.contents() == [["now"]]
         assert host.batcher.count("bob") == 0
         assert (await host.row(now.id)).state is State.BATCHED
@@ -97,7 +96,7 @@ def test_one_that_went_out_since_it_was_read_is_not_cancelled(tmp_path):
 
         host.queue.read = read_and_let_go
         with pytest.raises(Problem, match=f"{id_} is batched already"):
-            await control.cancel(host.manager, id_)
+            await host.manager.parts.deliveries.cancel(id_)
         assert await host.contents() == [["1", "now"]]
         assert host.batcher.count("bob") == 0
 

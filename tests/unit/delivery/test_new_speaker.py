@@ -6,6 +6,7 @@ import pytest
 from gathering import LONG, heard, hosted, message
 
 from hostguard.core.model import NOT_HELD, LiveTurn
+from hostguard.core.signals import SessionChanged
 from hostguard.turns.live import Phase, Turn
 
 
@@ -74,7 +75,7 @@ def test_what_folded_last_is_what_was_heard(tmp_path):
     async def work(host):
         turn = await host.begin_with()
         turn.resident.folded.append((await host.store(heard("eve")), NOT_HELD))
-        host.batcher.session_changed("bob", "s", True)
+        host.batcher.session_changed(SessionChanged("bob", "s", True))
         await host.send(message("1", "eve"))
         assert await host.contents() == []
         await host.send(message("2", "ann"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onqueue import on_queue
-from unmatched import kept, store
+from unmatched import store, unmatched
 
 from hostguard.core.model import Kind, State, Target
 from hostguard.delivery import planner, quarantine_rows
@@ -25,7 +25,7 @@ def told(db, id_):
 
 def test_an_invite_on_the_first_and_again_every_ten(tmp_path):
     async def work(queue):
-        return [await queue.write(store(kept())) for _ in range(25)]
+        return [await queue.write(store(unmatched())) for _ in range(25)]
 
     invited = [number for number, (_, done) in enumerate(on_queue(tmp_path, work), 1) if done.invites]
     assert invited == [1, 11, 21]
@@ -33,7 +33,7 @@ def test_an_invite_on_the_first_and_again_every_ten(tmp_path):
 
 def test_what_an_invite_is(tmp_path):
     async def work(queue):
-        _, done = await queue.write(store(kept(content="hi\nthere", channel="discord:general")))
+        _, done = await queue.write(store(unmatched(content="hi\nthere", channel="discord:general")))
         (row,) = done.invites
         return row, await queue.read(lambda db: told(db, row.id))
 
@@ -51,7 +51,7 @@ def test_what_an_invite_is(tmp_path):
 
 def test_the_rule_that_an_invite_names_lets_the_message_go(tmp_path):
     async def work(queue):
-        (row,), done = await queue.write(store(kept(channel=None, sender="ann")))
+        (row,), done = await queue.write(store(unmatched(channel=None, sender="ann")))
         text = (await queue.read(lambda db: told(db, done.invites[0].id)))["content"]
         return row, text, await queue.read(lambda db: told(db, row.id))
 
@@ -84,8 +84,8 @@ def test_each_channel_of_each_mind_counts_for_itself(tmp_path, other):
 
     async def work(queue):
         for _ in range(3):
-            await queue.write(store(kept()))
-        return await queue.write(store(kept(*minds, **other)))
+            await queue.write(store(unmatched()))
+        return await queue.write(store(unmatched(*minds, **other)))
 
     assert len(on_queue(tmp_path, work)[1].invites) == 1
 
@@ -93,7 +93,7 @@ def test_each_channel_of_each_mind_counts_for_itself(tmp_path, other):
 def test_direct_messages_count_by_sender(tmp_path):
     async def work(queue):
         return [
-            len((await queue.write(store(kept(channel=None, sender=who))))[1].invites)
+            len((await queue.write(store(unmatched(channel=None, sender=who))))[1].invites)
             for who in ("ann", "ann", "eve", None, None)
         ]
 
@@ -102,7 +102,7 @@ def test_direct_messages_count_by_sender(tmp_path):
 
 def test_a_fan_out_invites_each_mind_that_gates_it(tmp_path):
     async def work(queue):
-        new = kept("bob", "eve")
+        new = unmatched("bob", "eve")
         new = New([*new.targets, Target("dan", "main")], new.payload, 1000, channel="#x", sender="ann")
         return await queue.write(store(new))
 
@@ -112,7 +112,7 @@ def test_a_fan_out_invites_each_mind_that_gates_it(tmp_path):
 
 def test_a_message_that_is_sent_again_with_its_key_invites_nobody(tmp_path):
     async def work(queue):
-        new = kept()
+        new = unmatched()
         new = New(new.targets, new.payload, 1000, key="k", sender="ann", channel="#x")
         await queue.write(store(new))
         return await queue.write(store(new))
@@ -122,7 +122,7 @@ def test_a_message_that_is_sent_again_with_its_key_invites_nobody(tmp_path):
 
 def test_a_mind_keeps_a_bounded_number(tmp_path):
     def fill(db):
-        return [store(kept(channel=f"#{number % 7}"))(db)[1].archived for number in range(GATED_MAX)]
+        return [store(unmatched(channel=f"#{number % 7}"))(db)[1].archived for number in range(GATED_MAX)]
 
     async def work(queue):
         archived = await queue.write(fill)
@@ -141,7 +141,7 @@ def test_looking_for_gated_rows_uses_their_index(tmp_path):
         def plans(db):
             said = []
             db.set_trace_callback(said.append)
-            store(kept())(db)
+            store(unmatched())(db)
             list(read(db, "bob"))
             totals(db)
             db.set_trace_callback(None)
@@ -220,7 +220,7 @@ def test_each_matched_row_moves_once_and_no_other(channels, matched):
 
 def test_a_move_changes_only_gated_rows(tmp_path):
     async def work(queue):
-        ids = [(await queue.write(store(kept(channel=f"#{n}"))))[0][0].id for n in range(3)]
+        ids = [(await queue.write(store(unmatched(channel=f"#{n}"))))[0][0].id for n in range(3)]
         await queue.write(
             lambda db: deliveries.close(db, [ids[0]], State.CANCELLED, 1, "by request", State.GATED)
         )
@@ -243,7 +243,7 @@ def test_a_move_changes_only_gated_rows(tmp_path):
 
 def test_a_row_with_times_is_not_gathered(tmp_path):
     async def work(queue):
-        new = kept()
+        new = unmatched()
         for times in ({}, {"not_before": 5}, {"expires_at": 1 << 40}):
             await queue.write(store(New(new.targets, new.payload, 1000, channel="#x", **times)))
         rows = await queue.read(lambda db: list(read(db, "bob")))

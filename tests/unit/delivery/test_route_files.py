@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from hostguard.core.model import Config, Mind
+from hostguard.core.signals import RoutesChanged, Signal
 from hostguard.delivery.route_files import RouteFiles
 from hostguard.delivery.routes import ROUTES_MAX
 
@@ -29,7 +30,9 @@ class Watched:
 
     def __init__(self):
         self.told = asyncio.Queue()
-        self.files = RouteFiles(self.told.put_nowait)
+        changed = Signal[RoutesChanged]()
+        changed.subscribe(lambda fact: self.told.put_nowait(fact.mind))
+        self.files = RouteFiles(changed)
 
     def default(self, mind="bob"):
         found = self.files.get(mind)

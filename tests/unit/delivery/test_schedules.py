@@ -149,7 +149,7 @@ def test_a_sleeping_mind(tmp_path):
             beat(name="now", while_sleeping="trigger-wake"),
         ]  # fmt: skip
         async with Host(tmp_path, *schedules) as host:
-            host.manager.settings.use(SLEEP.to("bob", {"since": NOON, "until": None}))
+            host.parts.settings.use(SLEEP.to("bob", {"since": NOON, "until": None}))
             await host.at(NOON + HOUR)
             assert {row.key.split(":")[1]: row.state for row in await host.rows()} == {
                 "no": State.SKIPPED, "later": State.QUEUED, "now": State.QUEUED,
@@ -189,7 +189,7 @@ def test_a_schedule_is_looked_at_once_at_a_time(tmp_path):
             host.now = NOON + HOUR
             host.scheduler.check()
             host.scheduler.check()
-            assert len(host.manager._tasks) == 1
+            assert len(host.parts.accepting) == 1
 
     run(main())
 

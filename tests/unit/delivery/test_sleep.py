@@ -11,7 +11,6 @@ from sleeping_host import DOWN, HOUR, MINDS, Host, on_host
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, Reason
-from hostguard.gate import control
 from hostguard.store.settings import SLEEP, WOKEN, write
 
 
@@ -82,7 +81,7 @@ def test_a_mind_that_can_be_told_nothing_sleeps_at_once(tmp_path):
         await host.sleep("run")
         assert host.asleep("run")
         host.manager.policy.config = Config(minds=MINDS, rows_per_mind=1)
-        await control.pause(host.manager, "bob", True)
+        await host.manager.parts.control.pause("bob", True)
         await host.send()
         await host.sleep("bob")
         assert host.asleep("bob"), "its queue is full"
@@ -96,11 +95,11 @@ def test_a_mind_that_can_be_told_nothing_sleeps_at_once(tmp_path):
 
 def test_a_message_that_is_cancelled_is_not_waited_for(tmp_path):
     async def work(host):
-        await control.pause(host.manager, "bob", True)
+        await host.manager.parts.control.pause("bob", True)
         await host.sleep()
         [row] = await host.rows(Kind.LIFECYCLE)
         assert row.expires_at > now_ms(), "nor is one that cannot start"
-        await control.cancel(host.manager, row.id)
+        await host.manager.parts.deliveries.cancel(row.id)
         host.sleeper.check()
         assert host.asleep()
 
@@ -187,12 +186,12 @@ def test_a_sleeping_mind_sleeps_on(tmp_path):
 
 def test_a_mind_goes_on_to_fall_asleep(tmp_path):
     async def before(host):
-        await control.pause(host.manager, "bob", True)
+        await host.manager.parts.control.pause("bob", True)
         await host.sleep()
 
     async def after(host):
         assert not host.asleep()
-        await control.pause(host.manager, "bob", False)
+        await host.manager.parts.control.pause("bob", False)
         await host.idle()
         assert (await host.end()).kind is Kind.LIFECYCLE
         assert host.asleep()
@@ -202,7 +201,7 @@ def test_a_mind_goes_on_to_fall_asleep(tmp_path):
 
 def test_a_mind_sleeps_whose_message_ended_meanwhile(tmp_path):
     async def before(host):
-        await control.pause(host.manager, "bob", True)
+        await host.manager.parts.control.pause("bob", True)
         await host.sleep()
         await host.queue.write(lambda db: db.execute("UPDATE deliveries SET state = 'done'"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from sleeping_host import CONFIG, DOWN, HOUR, on_host
@@ -11,7 +12,6 @@ from sleeping_host import CONFIG, DOWN, HOUR, on_host
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, State
 from hostguard.delivery import message as intake
-from hostguard.gate import control
 from hostguard.store.settings import SLEEP, WOKEN
 
 
@@ -50,13 +50,13 @@ def test_what_waited_follows_in_order_once_the_mind_is_awake(tmp_path):
 def test_what_a_message_does_to_a_sleeping_mind(tmp_path, fields, asleep, state):
     async def work(host):
         await host.fall_asleep()
-        await control.pause(host.manager, "bob", True)  # so that the row stays where it is
+        await host.manager.parts.control.pause("bob", True)  # so that the row stays where it is
         row = await host.send(**fields)
         assert host.asleep() == asleep
-        assert (await control.delivery(host.manager, row.id)).state is state
+        assert (await host.manager.parts.deliveries.find(row.id)).state is state
         assert await host.rows(Kind.WAKE) == [], "the message itself tells it"
         assert await host.stored() == (
-            {SLEEP.key("bob"): host.manager.settings.get(SLEEP, "bob")}
+            {SLEEP.key("bob"): host.parts.settings.get(SLEEP, "bob")}
             if asleep
             else {WOKEN.key("bob"): {"until": None}}
         )
@@ -91,10 +91,11 @@ def test_one_whose_message_waits_in_a_batch_stays_awake_until_that_goes_out(tmp_
         await host.fall_asleep()
         await host.send(content="@bob")
         await host.end()
-        host.manager.kept = lambda mind: (mind == "bob", 0)
+        host.sleeper._held = SimpleNamespace(counts=lambda mind: (mind == "bob", 0))
         await asyncio.sleep(1.3)
         assert not host.asleep()
-        host.manager.kept = lambda mind: (0, 1)  # what no route matches waits for the mind, not it for that
+        # What no route matches waits for the mind, not the mind for it.
+        host.sleeper._held = SimpleNamespace(counts=lambda mind: (0, 1))
         await host.until(host.asleep)
 
     on_host(tmp_path, work)
@@ -103,10 +104,10 @@ def test_one_whose_message_waits_in_a_batch_stays_awake_until_that_goes_out(tmp_
 def test_one_that_was_woken_for_nothing_sleeps_again_too(tmp_path):
     async def work(host):
         await host.fall_asleep()
-        await control.pause(host.manager, "bob", True)
+        await host.manager.parts.control.pause("bob", True)
         row = await host.send()
         assert not host.asleep()
-        await control.cancel(host.manager, row.id)
+        await host.manager.parts.deliveries.cancel(row.id)
         await host.until(host.asleep)  # although it had no turn
 
     on_host(tmp_path, work)
@@ -158,7 +159,7 @@ def test_a_message_comes_while_the_mind_wakes(tmp_path, by, steps):
         await waking
         await host.idle()
         woken = None if by == "request" else {"until": until}
-        assert host.manager.settings.get(WOKEN, "bob") == woken
+        assert host.parts.settings.get(WOKEN, "bob") == woken
         assert await host.stored() == ({WOKEN.key("bob"): woken} if woken else {})
         assert not host.manager.policy.sleepy("bob")
 

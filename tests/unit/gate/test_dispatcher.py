@@ -20,7 +20,6 @@ from played import CRASH, MINDS, OK, Played, managed
 from hostguard.core import outcome
 from hostguard.core.model import Hold, Reason, Row, State
 from hostguard.core.settings import Level
-from hostguard.gate import control
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
@@ -96,21 +95,21 @@ class Managed(RuleBasedStateMachine):
 
     @rule(value=st.sampled_from([0, 1, 2, "unlimited"]))
     def limit(self, value) -> None:
-        self.do(control.set_limit(self.manager, "global_concurrent_turns", None, value, False))
+        self.do(self.manager.parts.control.set_limit("global_concurrent_turns", None, value, False))
 
     @rule(value=st.integers(0, 2), mind=st.sampled_from([None, *MINDS]))
     def limit_mind(self, value, mind) -> None:
-        self.do(control.set_limit(self.manager, "mind_concurrent_turns", mind, value, False))
+        self.do(self.manager.parts.control.set_limit("mind_concurrent_turns", mind, value, False))
 
     @rule(mind=st.sampled_from([None, *MINDS]), on=st.booleans())
     def pause(self, mind, on) -> None:
-        self.do(control.pause(self.manager, mind, on))
+        self.do(self.manager.parts.control.pause(mind, on))
 
     @rule(data=st.data())
     @precondition(lambda self: self.queued())
     def cancel(self, data) -> None:
         id_ = data.draw(st.sampled_from(self.queued()))
-        self.do(control.cancel(self.manager, id_))
+        self.do(self.manager.parts.deliveries.cancel(id_))
         self.cancelled.add(id_)
 
     @rule(level=st.sampled_from(Level), cap=st.sampled_from([None, 1, 2]))
@@ -180,11 +179,11 @@ class Managed(RuleBasedStateMachine):
     def teardown(self) -> None:
         async def drain():
             self.manager.watcher.state = PressureState()
-            await control.pause(self.manager, None, False)
-            await control.set_limit(self.manager, "global_concurrent_turns", None, "unlimited", False)
+            await self.manager.parts.control.pause(None, False)
+            await self.manager.parts.control.set_limit("global_concurrent_turns", None, "unlimited", False)
             for mind in (None, *MINDS):
-                await control.pause(self.manager, mind, False)
-                await control.set_limit(self.manager, "mind_concurrent_turns", mind, 1, False)
+                await self.manager.parts.control.pause(mind, False)
+                await self.manager.parts.control.set_limit("mind_concurrent_turns", mind, 1, False)
 
         if hasattr(self, "manager"):
             self.do(drain())

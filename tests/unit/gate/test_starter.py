@@ -13,7 +13,6 @@ from played import CONFIG, managed
 
 from hostguard.core import paths
 from hostguard.core.model import Delivery
-from hostguard.gate import control
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
@@ -62,10 +61,10 @@ def started(folder: Path, spoil: Spoil, stop: bool) -> tuple[Delivery, int]:
         assert turn.phase is Phase.STARTING
         spoil(manager, folder)
         if stop:
-            await control.stop(manager, turn.live.unit)
+            await manager.parts.control.stop(turn.live.unit)
         await manager.settled(5)
         assert len(manager.runner.live) == 0
-        return await queue.write(lambda db: deliveries.get(db, row.id)), manager.waiting("a")
+        return await queue.write(lambda db: deliveries.get(db, row.id)), manager.backlog.total("a")
 
     return on_queue(folder, work)
 
