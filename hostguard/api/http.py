@@ -27,7 +27,8 @@ Address = tuple[str, int]  # as ASGI's "client"
 log = logging.getLogger(__name__)
 
 HEAD_MAX = 64 << 10  # bytes of a request's head
-UNREAD_MAX = 64 << 10  # bytes that a client may send ahead of what the app reads
+UNREAD_MAX = 64 << 10  # bytes that a client may send ahead of what the app reads, or after its answer
+REST_S = 1.0  # seconds that it may take for the rest, on a connection for one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Connection(asyncio.Protocol):
                 self._busy = True
                 await self._answer(request)
                 self._busy = False
-                if self._ending or not self._next_cycle():
+                if self._ending or not await self._next_cycle():
                     break
                 wait = self._limits.idle_s
             self._transport.close()
@@ -142,10 +143,14 @@ class Connection(asyncio.Protocol):
             event = await self._event()
         return event if isinstance(event, h11.Request) else None
 
-    def _next_cycle(self) -> bool:
+    async def _next_cycle(self) -> bool:
         """True if the connection can take another request."""
-        while self._http.their_state is h11.SEND_BODY and self._http.next_event() is not h11.NEED_DATA:
-            pass  # a body, or the end of none, that the app did not read
+        # A body that the app did not read. It may come after the answer: clients send it apart from the head.
+        most = UNREAD_MAX
+        async with asyncio.timeout(self._limits.idle_s or REST_S):
+            while self._http.their_state is h11.SEND_BODY and most > 0 and not self._left:
+                event = await self._event()
+                most -= len(event.data) if isinstance(event, h11.Data) else 0
         if not self._http.our_state is self._http.their_state is h11.DONE:
             return False
         self._http.start_next_cycle()
