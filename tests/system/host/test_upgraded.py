@@ -11,7 +11,7 @@ import pytest
 from guard import DISK, ROOT, Guard, wait_for
 from guarded import GuardedHost
 
-LEFT = ROOT / "tests/unit/first_release"
+LEFT = ROOT / "tests/unit/store/first_release"
 SAID = Path("/tmp/alice")  # where the configuration has alice write what she is sent
 
 
