@@ -320,7 +320,7 @@ class Daemon:
             try:
                 config = await asyncio.to_thread(load)
             except ConfigError as error:
-                log.error("the configuration is not taken over:\n%s", error)
+                log.error("the new configuration is rejected and the running one kept:\n%s", error)
                 self._reload_failed = True
                 self.notifier.send("READY=1", f"STATUS={self._status_line()}")
                 raise
@@ -355,7 +355,7 @@ class Daemon:
         if self.web.problem is not None:
             problems.append({"code": "web_endpoint", "text": self.web.problem})
         if self._reload_failed:
-            text = "the last reload failed, what was configured before holds: hostguard config check"
+            text = "the last reload failed; the earlier configuration is in effect: hostguard config check"
             problems.append({"code": "reload_failed", "text": text})
         return self.shown.page(self.device, problems, self.readback.verdicts)
 
@@ -370,7 +370,7 @@ class Daemon:
         try:
             await asyncio.to_thread(mlock.lock)
         except OSError as error:
-            text = "memory is not locked (%s): while the disk stalls the guard may have to wait for it, too"
+            text = "memory is not locked (%s): while the disk stalls, the guard may stall, too"
             log.warning(text, error.strerror)
 
     def _on_hangup(self) -> None:

@@ -47,7 +47,7 @@ async def _no_path(request: Request, _: Any) -> Response:
 
 
 async def _no_method(request: Request, _: Any) -> Response:
-    return problem(bad_request(f"{request.method} is not possible here"))
+    return problem(bad_request(f"{request.method} is not allowed here"))
 
 
 async def _fault(_: Request, error: Any) -> Response:

@@ -99,14 +99,14 @@ class Metrics:
 
     def _turns(self) -> Iterator[Metric]:
         counts, host = self._counts, self._gate.host()
-        text = "Turns that are live now: their scopes, and starts under way."
+        text = "Live turns: scopes, and starts in progress."
         active = Counter(self._label(turn.live.mind) for turn in self._live)
         yield _gauge("hostguard_turns_active", text, ("mind",), self._zeros() | _keyed(active))
-        text = "How many turns may run at once by the configuration; +Inf: any number."
+        text = "Number of turns that may run at once by the configuration; +Inf: no limit."
         yield _gauge("hostguard_turns_cap", text, (), {(): _or_inf(host.cap)})
-        text = "How many turns may run at once now: the cap, or fewer under pressure; +Inf: any number."
+        text = "Number of turns that may run at once now: the cap, or fewer under pressure; +Inf: no limit."
         yield _gauge("hostguard_turns_effective_cap", text, (), {(): _or_inf(effective_cap(host))})
-        text = "Turns that began."
+        text = "Turns that started."
         yield self._by_mind("hostguard_turns_started", text, counts.started)
         text = "Turns that ended, by the outcome that hostguard-api(7) lists: exited, stopped, done, ..."
         ended: Counter[Labels] = Counter()
@@ -116,9 +116,9 @@ class Metrics:
         yield _counter("hostguard_turns_ended", text, ("mind", "result"), ended)
         text = "Turns that could not be started, or whose message the mind refused; each is tried again."
         yield self._by_mind("hostguard_turn_start_failures", text, counts.not_started)
-        text = "From the moment the gate let a turn begin until it was at work."
+        text = "Time from the gate's decision to start a turn until the turn works."
         yield _histogram("hostguard_turn_handoff_seconds", text, (), {(): counts.handoff_s})
-        text = "Bytes that turns wrote to storage; counted when a turn ends, where the kernel tells."
+        text = "Bytes that turns wrote to storage; counted when a turn ends, if the kernel counts them."
         yield self._by_mind("hostguard_turns_written_bytes", text, self._ledger.written)
 
     def _queue(self) -> Iterator[Metric]:
@@ -133,20 +133,20 @@ class Metrics:
             waiting[label, "batching"] += batching
             waiting[label, "gated"] += gated
         yield _gauge("hostguard_queue_deliveries", text, ("mind", "state"), waiting)
-        text = "Holds that began, by the reason at that moment."
+        text = "New holds, by reason."
         zeros: dict[Labels, float] = {(str(reason),): 0.0 for reason in Reason}
         yield _counter("hostguard_holds", text, ("reason",), zeros | _keyed(counts.holds))
-        text = "How long deliveries were held before they went into a turn, by the reason that began it."
+        text = "How long deliveries were held before they went into a turn, by the first reason."
         held_s: dict[Labels, Histogram] = {
             (reason,): histogram for reason, histogram in counts.held_s.items()
         }
         yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
-        text = "Deliveries given up after ten failed attempts: hostguard dead list."
+        text = "Deliveries that became dead letters after ten failed attempts; see hostguard dead list."
         yield self._by_mind("hostguard_dead_letters", text, counts.dead)
 
     def _pressure(self) -> Iterator[Metric]:
         level, levels = self._monitor.state.level, self._counts.levels
-        text = "1 for the level of pressure that the disk is at, 0 for the others."
+        text = "1 for the current level of pressure, 0 for the others."
         now: Values = {(str(name),): float(name is level) for name in Level}
         yield _gauge("hostguard_pressure_level", text, ("level",), now)
         text = "Changes of the pressure to this level."
@@ -170,7 +170,7 @@ class Metrics:
             (name, "write"): disk.write_ms / 1000,
             (name, "flush"): disk.flush_ms / 1000,
         }
-        text = "What these requests took, added up: over their number, it is the disk's latency."
+        text = "Total time of these requests; divided by their number, it is the latency of the disk."
         yield _counter("hostguard_device_request_seconds", text, labels, took)
         text = "Requests that the guarded disk has not completed."
         yield _gauge("hostguard_device_requests_in_flight", text, ("device",), {(name,): disk.in_flight})

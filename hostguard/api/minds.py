@@ -59,8 +59,8 @@ class Minds:
         intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
         if self._policy.config.minds[name].token is not None:
             raise conflict(
-                f"the token of {name} is set in the configuration, which wins: change minds.{name}.token, or"
-                " take it out"
+                f"the token of {name} is set in the configuration, which takes precedence: change or remove"
+                f" minds.{name}.token"
             )
         token = secrets.token_urlsafe(TOKEN_BYTES)
         await self._settings.change(TOKEN.to(name, token_hash(token)))

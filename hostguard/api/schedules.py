@@ -84,8 +84,8 @@ class Schedules:
         if known.get(schedule.name) == (schedule, True):
             return JSONResponse(self._shown(schedule, True))
         if schedule.name in known:
-            mend = "remove it first" if known[schedule.name][1] else "it is in the configuration"
-            raise conflict(f"there is a schedule {schedule.name} already: {mend}")
+            why = "remove it first" if known[schedule.name][1] else "it is in the configuration"
+            raise conflict(f"the schedule {schedule.name} already exists: {why}")
         if sum(kept for _, kept in known.values()) >= KEPT_MAX:
             raise conflict(f"there are {KEPT_MAX} schedules; remove one first")
         if schedule.at is not None and schedule.at <= now_ms():
@@ -100,7 +100,7 @@ class Schedules:
         """DELETE /v1/schedules/NAME."""
         schedule, kept = self._known(request)
         if not kept:
-            raise conflict(f"{schedule.name} is in the configuration: take it out there, and reload")
+            raise conflict(f"{schedule.name} is in the configuration: remove it there, and reload")
         await self._scheduler.remove(schedule.name)
         return JSONResponse({})
 
@@ -108,7 +108,7 @@ class Schedules:
         """POST /v1/schedules/NAME/run."""
         schedule, _ = self._known(request)
         if schedule.mind not in self._policy.config.minds:
-            raise conflict(f"its mind {schedule.mind} is not configured any more")
+            raise conflict(f"its mind {schedule.mind} is no longer configured")
         accepted = await self._scheduler.run_now(schedule)
         return JSONResponse({"deliveries": [self._views.delivery(row) for row in accepted.rows]}, 201)
 

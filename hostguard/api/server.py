@@ -127,7 +127,7 @@ def listen_tcp(address: Address) -> socket.socket:
     """A socket on a loopback address and port. Raises OSError."""
     host, _ = address
     if not is_loopback(host):
-        raise OSError(errno.EADDRNOTAVAIL, f"{host} is no loopback address")
+        raise OSError(errno.EADDRNOTAVAIL, f"{host} is not a loopback address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server(address, family=family, backlog=BACKLOG)
 

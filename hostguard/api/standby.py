@@ -65,7 +65,7 @@ class _Standby:
         self.because(error)
 
     def because(self, error: Unavailable) -> None:
-        text = f"{error}; nothing is accepted or started, it is tried again every {AGAIN_S:g} s"
+        text = f"{error}; nothing is accepted or started; trying again every {AGAIN_S:g} s"
         if text != self.text:
             self.text = text
             log.critical("%s", text)

@@ -81,11 +81,11 @@ class Turns:
         config = self._policy.config
         new = message.run(await json_object(request, body_max(config.payload_max)), config, now_ms())
         if self._run_clients.pid_waits(pid) or self._scopes.owns(pid):
-            raise conflict(f"process {pid} waits for a turn, or has one, already")
+            raise conflict(f"process {pid} already waits for a turn or has one")
         try:
             caller = RunClient(pid, uid)
         except OSError as error:
-            raise not_allowed(f"process {pid} cannot be followed: {error.strerror}") from error
+            raise not_allowed(f"process {pid} cannot be watched: {error.strerror}") from error
         try:
             accepted = await self._acceptor.store(new, caller)
             row = accepted.rows[0]

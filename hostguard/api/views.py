@@ -190,7 +190,7 @@ _SENTENCES = {
     Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run{behind}",
     Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
     Reason.NO_SYSTEMD: "systemd does not answer, and nothing starts uncounted",
-    Reason.NO_WRITES: "{blocker}, and what ended could not be stored",
+    Reason.NO_WRITES: "{blocker}, so the ends of turns cannot be stored",
 }
 
 

@@ -72,7 +72,7 @@ class Endpoint(Listener):
                 Route("/api/minds/{name}/message", minds.message, methods=["POST"]),
             ]
         )
-        what, loss = "the minds' endpoint", "what minds tell is lost"
+        what, loss = "the minds' endpoint", "events of minds are lost"
         super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
 
 
@@ -91,7 +91,7 @@ class _Minds:
         mind, name = self._authenticate(request)
         if mind != name:
             raise self._refused(
-                name, not_allowed(f"this is the token of {mind}: a mind tells only about itself")
+                name, not_allowed(f"this is the token of {mind}: a mind can report only its own events")
             )
         residents, session = self._residents, _header_session(request)
         try:
@@ -142,7 +142,7 @@ class _Minds:
         minds = self._policy.config.minds
         known = [mind for mind in minds if hmac.compare_digest(given, self._policy.token(mind) or "")]
         if not known:
-            detail = "no mind has this token: hostguard mind token NAME makes a new one"
+            detail = "unknown token: hostguard mind token NAME makes a new one"
             raise self._refused(name, _unauthorized(detail))
         if name not in minds:
             raise unknown("mind", name, "see [minds] in the configuration")
@@ -164,7 +164,7 @@ def _sender(mind: str, to: str, claimed: Any, config: Config) -> Any:
     """Who the message is from. Raises Problem for a claim that the token does not cover."""
     if mind != to:
         if claimed not in (None, "", mind):
-            raise not_allowed(f"this is the token of {mind}: it sends to others under that name only")
+            raise not_allowed(f"this is the token of {mind}: it can send only under that name")
         return mind
     if isinstance(claimed, str) and claimed in config.minds and claimed != mind:
         raise not_allowed(f"this is the token of {mind}: it cannot send under the name of another mind")
@@ -188,4 +188,4 @@ def _text(event: Mapping[str, Any], name: str) -> str | None:
     value = event.get(name)
     if value is None or isinstance(value, str):
         return value or None
-    raise bad_request(f"{name} must be a text")
+    raise bad_request(f"{name} must be a string")

@@ -141,11 +141,11 @@ def foreign(headers: Headers) -> str | None:
     if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
         return "the Host header must name this host: 127.0.0.1, localhost or [::1]"
     if any(origin != f"http://{hosts[0]}" for origin in origins):
-        return "a page of another origin may not ask"
+        return "requests from pages of another origin are refused"
     # Requests for an image have no Origin: https://www.w3.org/TR/fetch-metadata/. Links may lead here.
     site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
     if site in ("cross-site", "same-site") and mode != "navigate":
-        return "a page of another site may not ask"
+        return "requests from pages of another site are refused"
     return None
 
 
@@ -156,4 +156,4 @@ def check_token(request: Request, policy: Policy) -> None:
         raise not_allowed("the pages are read-only: no web.token is configured")
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(token_hash(token.strip()), wanted):
-        raise Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", "this is not the token of [web]")
+        raise Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", "this is not web.token")

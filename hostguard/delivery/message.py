@@ -138,7 +138,7 @@ def _words(body: Mapping[str, Any], name: str, most: int) -> str | None:
     value = body.get(name)
     if value is None or (isinstance(value, str) and len(value) <= most):
         return value
-    raise bad_request(f"{name} must be a text of at most {most} characters")
+    raise bad_request(f"{name} must be a string of at most {most} characters")
 
 
 def _names(body: Mapping[str, Any], name: str) -> list[str] | None:
@@ -228,7 +228,7 @@ def text(body: Mapping[str, Any], name: str, most: int) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise bad_request(f"{name} must be a text")
+        raise bad_request(f"{name} must be a string")
     if len(value) > most:
         raise bad_request(f"{name} has {len(value)} characters, at most {most} are allowed")
     if not value.isprintable():

@@ -128,7 +128,7 @@ def _rule(rule: Any, where: str) -> Rule:
     session, path, mode = rule.get("session"), rule.get("path"), rule.get("mode", "all")
     destination = rule.get("destination", "mind")
     if session is not None and not isinstance(session, str):
-        raise ValueError(f"{where}.session must be a text")
+        raise ValueError(f"{where}.session must be a string")
     if destination not in ("mind", "file"):
         raise ValueError(f'{where}.destination must be "mind" or "file"')
     if path is not None and not (isinstance(path, str) and path.isprintable() and len(path) <= PATH_MAX):
@@ -147,7 +147,7 @@ def _session_rule(pattern: str, value: Any, where: str) -> SessionRule:
         raise ValueError(f"{where} must be an object")
     instructions, delivery = value.get("instructions"), value.get("delivery")
     if instructions is not None and not _is_text(instructions):
-        raise ValueError(f"{where}.instructions must be a text")
+        raise ValueError(f"{where}.instructions must be a string")
     mode: Mode = "immediate"
     if isinstance(delivery, dict):
         mode = _mode(delivery.get("mode", "batch"), delivery, f"{where}.delivery")

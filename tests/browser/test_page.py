@@ -229,7 +229,7 @@ def test_who_has_the_token_acts(browser: Browser, served: Served) -> None:
     served.fill(150)
     browser.open(served.url)
     browser.click("[data-post='/v1/pause']")
-    assert browser.wait_for("document.querySelector('#said').textContent") == "this is not the token of [web]"
+    assert browser.wait_for("document.querySelector('#said').textContent") == "this is not web.token"
     assert did == []
     assert "401" in browser.complaints.pop()  # Chromium tells its console so, and nothing else
     browser.js(f"document.querySelector('#token').value = {TOKEN!r}")

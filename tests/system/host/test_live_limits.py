@@ -139,7 +139,9 @@ def test_a_bad_configuration_is_refused_whole(scripted: ScriptedHost) -> None:
     pid = scripted.guard.pid
     scripted.guard.kill("HUP")
     wait_for(
-        lambda: any("not taken over" in line["MESSAGE"] for line in scripted.guard.journal(f"_PID={pid}"))
+        lambda: any(
+            "configuration is rejected" in line["MESSAGE"] for line in scripted.guard.journal(f"_PID={pid}")
+        )
     )
     for command in ("systemctl reload hostguard", "hostguard reload"):
         done = subprocess.run(command.split(), capture_output=True, text=True, timeout=60, check=False)

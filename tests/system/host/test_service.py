@@ -77,7 +77,14 @@ def test_reload_by_systemctl_and_by_signal_refuses_a_bad_file(guard: Guard) -> N
     os.kill(guard.pid, signal.SIGHUP)
     wait_for(
         lambda: (
-            len([e for e in guard.journal(f"_SYSTEMD_UNIT={UNIT}") if "not taken over" in e["MESSAGE"]]) == 2
+            len(
+                [
+                    e
+                    for e in guard.journal(f"_SYSTEMD_UNIT={UNIT}")
+                    if "configuration is rejected" in e["MESSAGE"]
+                ]
+            )
+            == 2
         )
     )
     assert guard.json("status")["cap"] == 5

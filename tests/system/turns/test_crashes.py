@@ -128,7 +128,7 @@ def test_case_35_two_starts_name_the_same_process(scripted: ScriptedHost) -> Non
             return list(json.loads(stdout.readline()))
 
         assert heard() == ["held"]
-        assert heard() == [409, f"process {process.pid} waits for a turn, or has one, already"]
+        assert heard() == [409, f"process {process.pid} already waits for a turn or has one"]
         scripted.go(running)
         assert heard() == ["start"]
         status, cgroup = heard()

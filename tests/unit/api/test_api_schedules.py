@@ -119,11 +119,11 @@ def test_a_name_is_given_once(tmp_path):
         assert (await client.add(**DAILY))[0] == 201
         assert (await client.add(**DAILY))[0] == 200, "the same again changes nothing"
         status, answer = await client.add(**{**DAILY, "message": "other"})
-        assert (status, answer["detail"]) == (409, "there is a schedule tidy already: remove it first")
+        assert (status, answer["detail"]) == (409, "the schedule tidy already exists: remove it first")
         status, answer = await client.add(**{**DAILY, "name": "beat-bob"})
         assert (status, answer["detail"]) == (
             409,
-            "there is a schedule beat-bob already: it is in the configuration",
+            "the schedule beat-bob already exists: it is in the configuration",
         )
         assert (await client.call("DELETE", "/beat-bob"))[0] == 409
         assert list(host.scheduler.all()) == ["tidy", "beat-bob"]

@@ -42,7 +42,7 @@ def test_a_port_that_is_taken_is_tried_again(caplog):
 
 
 def test_it_listens_on_loopback_only():
-    with pytest.raises(OSError, match="no loopback address"):
+    with pytest.raises(OSError, match="not a loopback address"):
         server.listen_tcp(("0.0.0.0", 0))
     with server.listen_tcp(("::1", 0)) as sock:
         assert sock.getsockname()[0] == "::1"

@@ -176,7 +176,7 @@ BAD = [
     ('{"rules": {}}', "rules must be a list of at most 1000"),
     ('{"rules": [%s{}]}' % ("{}," * 1000), "rules must be a list of at most 1000"),
     ('{"rules": [{}, 1]}', "rules[1] must be an object"),
-    ('{"rules": [{"session": 1}]}', "rules[0].session must be a text"),
+    ('{"rules": [{"session": 1}]}', "rules[0].session must be a string"),
     ('{"rules": [{"destination": "disk"}]}', 'rules[0].destination must be "mind" or "file"'),
     (
         '{"rules": [{"path": "a\\u0000"}]}',
@@ -202,7 +202,7 @@ BAD = [
     (json.dumps({"rules": [{"batch": {"triggers": ["x" * 101]}}]}), "rules[0].batch.triggers must be"),
     ('{"sessions": []}', "sessions must be an object of at most 1000 patterns"),
     ('{"sessions": {"a": 1}}', 'sessions["a"] must be an object'),
-    ('{"sessions": {"a": {"instructions": "\\ud800"}}}', 'sessions["a"].instructions must be a text'),
+    ('{"sessions": {"a": {"instructions": "\\ud800"}}}', 'sessions["a"].instructions must be a string'),
     ('{"sessions": {"a": {"delivery": "now"}}}', 'sessions["a"].delivery must be "immediate" or "batch"'),
     ('{"default": 1}', "default must be the name of a session"),
     ('{"gateUnmatched": "no"}', "gateUnmatched must be true or false"),
