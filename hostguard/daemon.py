@@ -216,7 +216,7 @@ class Daemon:
         self.reporter = report.Reporter(parts.queue, parts.recorder.timeline, self.status)
         pages = Pages(parts.policy, self.reporter, parts.control)
         self.web = WebEndpoint([*pages.routes(), *self.metrics.routes()])
-        self.device = Device(None, None, "not looked at yet")
+        self.device = Device(None, None, "not resolved yet")
         self._stop = asyncio.Event()
         self._failure: str | None = None
         self._problems: list[dict[str, Any]] = []

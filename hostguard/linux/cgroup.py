@@ -17,7 +17,7 @@ CONTROLLERS = f"{MOUNT}/cgroup.controllers"  # that the kernel has
 
 
 def find_root(root: Path = Path("/")) -> Path:
-    """Where cgroup version 2 is mounted: with a hybrid hierarchy (old hosts) beside version 1."""
+    """Where cgroup version 2 is mounted: below version 1 in a hybrid hierarchy (old hosts)."""
     mount = root / MOUNT.lstrip("/")
     hybrid = mount / "unified"
     return hybrid if hybrid.is_dir() else mount
@@ -27,7 +27,7 @@ ROOT = find_root()
 
 
 def of_manager(root: Path = Path("/")) -> Path:
-    """What the units of our service manager hang from: the root, or for a user's own manager its service."""
+    """The cgroup of our service manager: the root, or the service of a user's own manager."""
     user = os.getuid()
     own = f"user.slice/user-{user}.slice/user@{user}.service" if paths.USER else ""
     return find_root(root) / own
@@ -71,14 +71,14 @@ def freeze(cgroup: Path, frozen: bool) -> None:
     (cgroup / "cgroup.freeze").write_text("1" if frozen else "0")
 
 
-GONE = (errno.ENOENT, errno.ENODEV)  # what opening and reading a file of a removed cgroup say
-AGAIN_S = 0.5  # until a cgroup that could not be watched, out of descriptors, is tried again
+GONE = (errno.ENOENT, errno.ENODEV)  # from opening and reading a file of a removed cgroup
+AGAIN_S = 0.5  # until a watch that failed for lack of descriptors is tried again
 
 
 def populated(cgroup: Path) -> bool:
-    """Whether the cgroup, or one below it, has a process. A cgroup that is gone has none.
+    """True if the cgroup, or one below it, has a process. A cgroup that is gone has none.
 
-    One that cannot be read (no descriptor is free) counts as populated: in doubt a slot is taken.
+    One that cannot be read (no descriptor is free) counts as populated: in doubt a slot stays taken.
     """
     try:
         return b"populated 1" in (cgroup / "cgroup.events").read_bytes()
@@ -87,10 +87,10 @@ def populated(cgroup: Path) -> bool:
 
 
 class Watch:
-    """Calls `on_empty` for each watched cgroup that has no process any more.
+    """Calls `on_empty` for each watched cgroup that has no process left.
 
-    systemd tells it too, but only after PID 1 found the time. Of cgroup.events the kernel reports changes
-    as POLLPRI, which asyncio does not wait for: hence an epoll object of our own, itself watched.
+    systemd reports that too, but only when PID 1 has time. The kernel reports changes of cgroup.events as
+    POLLPRI, which asyncio cannot wait for: hence an epoll object, which asyncio watches.
     """
 
     def __init__(self, on_empty: Callable[[str], None]) -> None:
@@ -105,14 +105,14 @@ class Watch:
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._on_events)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
         for name in [*self._fds, *self._later]:
             self.remove(name)
         self._epoll.close()
 
     def add(self, name: str, cgroup: Path) -> None:
-        """Watch a cgroup; `on_empty(name)` follows, from the event loop, also if it is empty already."""
+        """Watch a cgroup: the event loop calls `on_empty(name)` once it is empty, also if it already is."""
         self._later.pop(name, None)
         try:
             fd = os.open(cgroup / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
@@ -130,7 +130,7 @@ class Watch:
             asyncio.get_running_loop().call_soon(self._on_empty, name)
 
     def remove(self, name: str) -> None:
-        """Do not watch it any more, if it was watched."""
+        """Stop watching a cgroup, if it is watched."""
         if name in self._later:
             self._later.pop(name).cancel()
         fd = self._fds.pop(name, None)
@@ -145,7 +145,7 @@ class Watch:
                 continue
             name, cgroup = self._files[fd]
             with suppress(OSError):  # it is gone
-                os.pread(fd, 64, 0)  # tells the kernel that this change was seen
+                os.pread(fd, 64, 0)  # marks this change as seen
             if not populated(cgroup):
                 self.remove(name)
                 self._on_empty(name)

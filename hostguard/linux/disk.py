@@ -1,11 +1,11 @@
 """From a path to the one whole disk that carries it, through sysfs.
 
-cgroup v2 limits whole disks: io.max refuses partitions. systemd looks through one layer of device mapper, so
-that with LVM on LUKS a limit lands between the layers (systemd#15008, #14271). Here all layers are looked
-through, and systemd is given the disk at the bottom.
+cgroup v2 limits whole disks: io.max refuses partitions. systemd resolves one layer of device mapper only, so
+that with LVM on LUKS a limit lands between the layers (systemd#15008, #14271). This resolves all layers and
+gives systemd the disk at the bottom.
 
-A loop device is such a bottom: the turns wait for it, and the kernel limits them there. What carries its file
-is not guarded, as most of that disk's load is then somebody else's; who wants it names it in [device].
+A loop device is a bottom, too: the turns wait for it, and the kernel limits them there. The disk that holds
+its file is not guarded, since most of its load is then from elsewhere; [device] can name it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _KINDS = {"LVM": "LVM", "CRYPT": "encrypted", "mpath": "multipath"}  # by the pr
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A whole disk: its node for systemd, its name in /sys/block; both None if there is not just one.
+    """A whole disk: its node for systemd, its name in /sys/block; both None if there is not exactly one.
 
-    `reason` says in words how it was found, layer by layer, or why it was not. `encrypted`: dm-crypt is among
-    the layers, which writes from kernel threads unless it was opened with no_write_workqueue.
+    `reason` says how it was found, layer by layer, or why not. `encrypted`: one of the layers is dm-crypt,
+    which writes from kernel threads unless it was opened with no_write_workqueue.
     """
 
     node: str | None
@@ -40,7 +40,7 @@ class Device:
 
 
 def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
-    """The disk that `[device] path` asks for: "auto" (the one under `state`), "none", or a path."""
+    """The disk for `[device] path`: "auto" (the one under `state`), "none", or a path."""
     if device_path == "none":
         return Device(None, None, 'switched off by path = "none" under [device]')
     if device_path != "auto" and not _seen(device_path).exists():
@@ -54,7 +54,7 @@ def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
 def resolve(path: Path, sys_root: Path = SYS) -> Device:
     """The whole disk under `path`, or under its nearest parent that exists.
 
-    A block device's node stands for its disk. If several disks are beneath it, it is taken as it was named.
+    The node of a block device means its disk; if that consists of several disks, the device itself.
     """
     try:
         return _resolve(path, _seen(path), sys_root)
@@ -63,7 +63,7 @@ def resolve(path: Path, sys_root: Path = SYS) -> Device:
 
 
 def _seen(path: Path | str) -> Path:
-    """Where to look at a path: hostguard.service has a /dev of its own; systemd opens nodes in the host's."""
+    """The path as PID 1 sees it: hostguard.service has its own /dev; systemd opens nodes in the host's."""
     path = Path(path).absolute()
     outside = path.parts[1:2] == ("dev",) and os.access(SYSTEMD / "dev", os.F_OK)
     return SYSTEMD / path.relative_to("/") if outside else path
@@ -78,17 +78,17 @@ def _resolve(path: Path, place: Path, sys_root: Path) -> Device:
         return of_number(info.st_rdev, f"{path} is", sys_root, named=True)
     if os.major(info.st_dev):
         return of_number(info.st_dev, f"{path} is on", sys_root)
-    # Major 0 is no device: the kernel makes such numbers up for file systems without just one block device.
+    # Major 0 is not a device: the kernel invents such numbers for file systems without exactly one.
     kind, source = mount_of(place)
     if kind == "btrfs":
         return of_btrfs(source, f"{path} is on", sys_root)
-    return Device(None, None, f"{path} is on {kind} ({source}), which does not tell its disk{_ASK}")
+    return Device(None, None, f"{path} is on {kind} ({source}), which does not show its disk{_ASK}")
 
 
 def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = False) -> Device:
     """The disk beneath the block device `number`; `what` begins the reason.
 
-    With `named` a person asked for this device, so that what is many disks or memory is taken as it is.
+    With `named` a person chose this device: it is used even if it is several disks, or memory.
     """
     link = sys_root / "dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():
@@ -97,7 +97,7 @@ def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = Fal
 
 
 def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
-    """The disk beneath the btrfs that is mounted from `source`, if all its devices are on one."""
+    """The disk beneath the btrfs mounted from `source`, if all its devices are on one."""
     name = os.path.basename(os.path.realpath(source))
     for member in sys_root.glob(f"fs/btrfs/*/devices/{name}"):
         members = sorted(member.parent.iterdir(), key=lambda other: other.name)
@@ -106,8 +106,8 @@ def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
 
 
 def mount_of(place: Path) -> tuple[str, str]:
-    """File system type and source of the mount that `place` is on. Raises OSError."""
-    # By the mount's id: a path's prefix can lie, as one mount may hide another.
+    """File system type and source of the mount of `place`. Raises OSError."""
+    # By the id of the mount: prefixes of the path mislead if one mount hides another.
     handle = os.open(place, os.O_PATH)
     try:
         info = Path(f"/proc/self/fdinfo/{handle}").read_text()
@@ -151,11 +151,11 @@ def _beneath(entries: list[Path], what: str, named: bool) -> Device:
             return Device(_node(whole.name), whole.name, reason, encrypted)
         return Device(None, None, f"{what} {', on '.join([*steps, f'several disks ({names})'])}{_ASK}")
     if re.match(r"z?ram[0-9]", names) and not named:
-        return Device(None, None, f"{what} {names}, which is memory and no disk{_ASK}")
+        return Device(None, None, f"{what} {names}, which is memory, not a disk{_ASK}")
     reason = f"{what} {', on '.join([*steps, f'the disk {names}'])}"
     file = bottom[0] / "loop/backing_file"
     if file.exists():
-        reason += f", which is kept in the file {file.read_text().strip()}"
+        reason += f", which is in the file {file.read_text().strip()}"
     return Device(_node(names), names, reason, encrypted)
 
 
@@ -164,7 +164,7 @@ def _whole(entry: Path) -> Path:
 
 
 def _below(entry: Path) -> list[Path]:
-    """What a block device is made of; nothing for a disk."""
+    """The devices that a block device is made of; none for a disk."""
     if _whole(entry) != entry:
         return [entry.parent]
     return [slave.resolve() for slave in (entry / "slaves").glob("*")]

@@ -1,7 +1,7 @@
-"""Tells of changes in folders: inotify(7), with ctypes, on the event loop.
+"""Changes in folders, by inotify(7), with ctypes, for the event loop.
 
-Of Debian's libraries watchdog runs two threads for each folder, python3-inotify wakes up each second and
-cannot be awaited, and pyinotify needs asyncore, which Python 3.12 has not.
+Debian's libraries do not fit: watchdog runs two threads for each folder, python3-inotify wakes up each second
+and cannot be awaited, and pyinotify needs asyncore, which Python 3.12 removed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 # Of linux/inotify.h.
 CLOSE_WRITE = 0x8
-ENTRIES = 0x40 | 0x80 | 0x100 | 0x200  # an entry moved from, moved to, created, deleted
+ENTRIES = 0x40 | 0x80 | 0x100 | 0x200  # an entry was moved from, moved to, created, deleted
 OVERFLOW = 0x4000  # events were lost
-IGNORED = 0x8000  # the folder is gone, or is not watched any more
+IGNORED = 0x8000  # the folder is gone, or no longer watched
 _ONLYDIR = 0x0100_0000
-_MASK_ADD = 0x2000_0000  # beside what is watched there already
+_MASK_ADD = 0x2000_0000  # in addition to what is watched there
 _EVENT = struct.Struct("iIII")
 _READ = 64 << 10  # bytes
 
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`name` is that of the folder's entry, "" for the folder itself; `mask` says what became of it."""
+    """A change of the entry `name` of a folder, "" for the folder itself; `mask` has its kinds."""
 
     watch: int
     mask: int
@@ -35,22 +35,22 @@ class Change:
 
 
 class Inotify:
-    """One inotify instance; `fd` is readable when something changed. Raises OSError if there are too many."""
+    """An inotify instance; `fd` is readable when something changed. Raises OSError if there are too many."""
 
     def __init__(self) -> None:
         self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), None)
 
     def watch(self, folder: str, mask: int) -> int:
-        """Watch a folder; the number of its watch. Blocks on the disk. Raises OSError."""
+        """Watch a folder and return the number of the watch. Blocks on the disk. Raises OSError."""
         flags = mask | _ONLYDIR | _MASK_ADD
         return _checked(_libc.inotify_add_watch(self.fd, os.fsencode(folder), ctypes.c_uint32(flags)), folder)
 
     def unwatch(self, watch: int) -> None:
-        """End a watch. One that is gone already is none."""
+        """End a watch, if it still exists."""
         _libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> Iterator[Change]:
-        """What changed, of one read: more may follow at once."""
+        """The changes of one read; more may follow immediately."""
         try:
             data = os.read(self.fd, _READ)
         except BlockingIOError:

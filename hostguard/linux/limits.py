@@ -1,7 +1,7 @@
-"""What the kernel applies of the limits that are configured: never claimed, always read back.
+"""Which of the configured limits the kernel applies: read back, never assumed.
 
-PID 1 starts a unit also when the kernel takes a limit from it, or when it cannot resolve the device, and says
-so at debug level only. `judge` is the decision, pure; the readers take the root folder to read below.
+PID 1 starts a unit even if the kernel rejects a limit or the device cannot be resolved, and logs that at
+debug level only. `judge` decides and is pure; the readers take the root folder to read below.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hostguard.linux import cgroup as cgroups
 from hostguard.linux.disk import Device, mounts_on
 
 DEFAULT_WEIGHT = 100  # of every cgroup, also for BFQ (systemd, cgroup-util.h)
-# The kernel's cgroup-v2.rst, "Writeback": on others, the kernel writes what a turn wrote as its own. ext3 is
-# served by ext4's driver.
+# cgroup-v2.rst, "Writeback": on other file systems the kernel writes back pages of a turn as its own. The
+# driver of ext4 serves ext3.
 ATTRIBUTING = frozenset({"ext2", "ext3", "ext4", "btrfs", "f2fs", "xfs"})
 PAGE_MAX = 65_536  # bytes; the kernel rounds memory limits down to pages, of 64 KiB at most
 IO_MAX = {  # limit -> key in io.max
@@ -36,14 +36,14 @@ class Label(StrEnum):
     """How far a limit is applied."""
 
     ENFORCED = "enforced"
-    UNKNOWN = "unknown"  # nothing speaks against it, but no turn has been read back yet
-    PARTIAL = "partial"  # it binds, but not all that it should
-    INERT = "inert"  # it does nothing at all
+    UNKNOWN = "unknown"  # probably applied, but no turn has been read back yet
+    PARTIAL = "partial"  # applied to some of the I/O only
+    INERT = "inert"  # without any effect
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One configured limit, by its key in the configuration, and why it has its label."""
+    """A configured limit, by its key, and why it has its label."""
 
     limit: str
     label: Label
@@ -52,18 +52,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the host offers. `unattributed`: file systems on the disk as "exfat on /mnt", see ATTRIBUTING."""
+    """What the host offers. `unattributed`: file systems on the disk, as "exfat on /mnt"; see ATTRIBUTING."""
 
     disk: Device
     number: str | None = None  # of the disk, "179:0"
-    controllers: frozenset[str] = frozenset()  # of cgroup version 2, that the service manager has
+    controllers: frozenset[str] = frozenset()  # of cgroup version 2 in the service manager's cgroup
     scheduler: str | None = None
     iocost: bool = False
     unattributed: tuple[str, ...] = ()
 
     @property
     def weighs(self) -> str | None:
-        """What shares the disk out by weight; None: nothing does."""
+        """The mechanism that shares the disk by weight; None if there is none."""
         if self.scheduler == "bfq":
             return "BFQ"
         return "iocost" if self.iocost else None
@@ -71,12 +71,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the files of a turn's cgroup say. None and missing keys: no limit, or no such file."""
+    """The contents of a turn's cgroup files. None and missing keys: no limit, or no such file."""
 
     controllers: frozenset[str] = frozenset()
     io_max: Mapping[str, int] | None = None  # by the keys of io.max, of the disk
-    weight: int | None = None  # as whatever weighs the disk sees it
-    slice_weight: int | None = None  # the same, of hostguard.slice
+    weight: int | None = None  # as BFQ or iocost sees it
+    slice_weight: int | None = None  # the same for hostguard.slice
     values: Mapping[str, int] | None = None  # by the names in FILES
 
 
@@ -84,14 +84,14 @@ _NOT_YET = (Label.UNKNOWN, "to be read back from the next turn")
 
 
 def configured(config: Config) -> set[Limits]:
-    """The different limits that turns may get."""
+    """The different sets of limits that turns may get."""
     return {mind.limits for mind in config.minds.values()} or {config.turn}
 
 
 def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verdict, ...]:
     """A verdict on each limit that is set. `applied` None: no turn with these limits was read back yet.
 
-    max_turn is not among them: systemd ends a turn, not the kernel.
+    max_turn has none: systemd ends a turn, not the kernel.
     """
     verdicts = []
     if limits.io_weight is not None:
@@ -108,7 +108,7 @@ def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verd
 
 
 def worst(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Of each limit the verdict that enforces least, in the order in which they first come."""
+    """The worst verdict on each limit, in order of first appearance."""
     order = list(Label)
     found: dict[str, Verdict] = {}
     for verdict in verdicts:
@@ -119,12 +119,12 @@ def worst(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def bfq_weight(io_weight: int) -> int:
-    """What systemd writes into io.bfq.weight for an IOWeight: up to 100 the same, 100..10000 as 100..1000."""
+    """What systemd writes to io.bfq.weight for an IOWeight: up to 100 the same, 100..10000 as 100..1000."""
     return io_weight if io_weight <= 100 else 100 + (io_weight - 100) * 900 // 9900
 
 
 def _controller(name: str, kernel: Kernel, applied: Applied | None) -> str | None:
-    """Why the controller does nothing for turns; None if it is on."""
+    """Why the controller has no effect on turns; None if it is on."""
     if name not in kernel.controllers:
         return f"{'the user manager' if paths.USER else 'cgroup version 2'} has no {name} controller here"
     if applied is not None and name not in applied.controllers:
@@ -137,24 +137,27 @@ def _weight(asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label,
     if missing is not None:
         return Label.INERT, missing
     if kernel.disk.name is None:
-        return Label.INERT, f"no disk is known that could be weighed: {kernel.disk.reason}"
+        return Label.INERT, f"no disk to share by weight is known: {kernel.disk.reason}"
     if kernel.weighs is None:
         scheduler = kernel.scheduler or "unknown"
-        return Label.INERT, f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost weigh"
+        return (
+            Label.INERT,
+            f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost use weights",
+        )
     if applied is None:
         return _NOT_YET
     wanted = bfq_weight(asked) if kernel.weighs == "BFQ" else asked
     if applied.weight != wanted:
         return Label.INERT, f"{kernel.weighs} sees the weight {applied.weight}, not {wanted}"
     if applied.slice_weight in (None, DEFAULT_WEIGHT):
-        # Weights count among siblings: a scope's are the other turns of its mind.
+        # Weights count among siblings: those of a scope are the other turns of its mind.
         return Label.PARTIAL, (
-            f"{kernel.weighs} weighs the turns of one mind with it; beside the rest of the host all turns"
-            f" together weigh {DEFAULT_WEIGHT}, as others (systemctl set-property {SLICE} IOWeight={asked})"
+            f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
+            f" together weigh {DEFAULT_WEIGHT}, the default (systemctl set-property {SLICE} IOWeight={asked})"
         )
     return Label.ENFORCED, (
-        f"{kernel.weighs} weighs the turns of one mind with it, and all turns together with"
-        f" {applied.slice_weight} beside the rest of the host"
+        f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
+        f" together weigh {applied.slice_weight}"
     )
 
 
@@ -173,19 +176,19 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
     if name.startswith("write_"):
         if kernel.disk.encrypted:
             return Label.PARTIAL, (
-                f"{kernel.disk.name} is encrypted: what writes to it are the kernel's own threads, unless it"
-                " was opened with no_write_workqueue"
+                f"{kernel.disk.name} is encrypted: kernel threads write to it, unless it was opened with"
+                " no_write_workqueue"
             )
         missing = _controller("memory", kernel, applied)
         if missing is not None:
             return Label.PARTIAL, (
-                f"{missing}: only what a turn writes past the page cache or syncs itself is limited, not what"
-                " the kernel writes later"
+                f"{missing}: only what a turn syncs or writes without the page cache is limited, not what"
+                " the kernel writes back later"
             )
         if kernel.unattributed:
             return Label.PARTIAL, (
-                f"not what is written to {', '.join(kernel.unattributed)}, later, by the kernel: that file"
-                " system does not tell whose it is"
+                f"not what the kernel writes back later to {', '.join(kernel.unattributed)}: that file system"
+                " does not attribute pages to cgroups"
             )
     return _NOT_YET if applied is None else (Label.ENFORCED, "in io.max")
 
@@ -205,11 +208,11 @@ def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tu
     return Label.ENFORCED, f"in {FILES[name]}"
 
 
-# -- reading; all of it is in memory
+# -- reading; the files are in memory
 
 
 def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
-    """What the host below `root` offers. Raises OSError."""
+    """Read what the host below `root` offers. Raises OSError."""
     controllers = frozenset(_text(cgroups.of_manager(root) / "cgroup.controllers").split())
     if disk.name is None:
         return Kernel(disk, controllers=controllers)
@@ -234,7 +237,7 @@ def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
 
 
 def read_applied(cgroup: Path, kernel: Kernel) -> Applied | None:
-    """What the files of a turn's cgroup say; None if it is gone."""
+    """Read the files of a turn's cgroup; None if it is gone."""
     controllers = _text(cgroup / "cgroup.controllers")
     io_max = _lines(_text(cgroup / "io.max")).get(kernel.number or "", "")
     pairs = (pair.partition("=") for pair in io_max.split())

@@ -1,7 +1,7 @@
-"""Keeps the guard in memory: a page of it that had to come from a stalled disk would stop the event loop.
+"""Keeps the guard in memory: a page fault on a stalled disk would stop the event loop.
 
-That a page is read while Python's own lock is held stops all threads, so it is not enough to keep the disk
-off the event loop. With mlock(2), by ctypes: neither Python nor a library of Debian's has it.
+A page fault of any thread that holds Python's lock stops all threads, so it is not enough to keep disk access
+off the event loop. By mlock(2) with ctypes: neither Python nor a library in Debian has it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def lock() -> None:
-    """Lock what the process has in memory, what comes in later, and its program and libraries as a whole.
+    """Lock the pages in memory, those that come in later, and the whole program and its libraries.
 
-    Call it again after modules were imported. Other memory that is only reserved (a thread's stack is 8 MiB,
-    of which it uses some 100 KiB) stays free. Blocks: reads from the disk. Raises OSError.
+    Call it again after modules were imported. Memory that is only reserved (of the 8 MiB of a thread's stack
+    some 100 KiB are used) stays free. Blocks: reads from the disk. Raises OSError.
     """
     if not _unlimited():
-        # Below a limit mlockall would succeed, and some later allocation fail.
-        raise OSError(errno.EPERM, "it takes LimitMEMLOCK=infinity or CAP_IPC_LOCK")
+        # Below a limit mlockall would succeed, and a later allocation fail.
+        raise OSError(errno.EPERM, "LimitMEMLOCK=infinity or CAP_IPC_LOCK is needed")
     if _libc.mlockall(_CURRENT | _FUTURE | _ONFAULT):
         raise _error()
     for address, size in _from_files():
         failed = _libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size))
-        if failed and ctypes.get_errno() != errno.ENOMEM:  # it was unmapped meanwhile
+        if failed and ctypes.get_errno() != errno.ENOMEM:  # unmapped in the meantime
             raise _error()
 
 
@@ -45,7 +45,7 @@ def _unlimited() -> bool:
 
 
 def _from_files() -> Iterator[tuple[int, int]]:
-    """(address, bytes) of each mapping of a program's or a library's file."""
+    """(address, bytes) of each mapping of the program's or a library's file."""
     for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         span, rights, _offset, _device, inode, *_ = line.split(maxsplit=5)
         if inode != "0" and rights.startswith("r") and rights.endswith("p"):  # SQLite's are shared

@@ -1,4 +1,4 @@
-"""The mounts that this process sees (proc_pid_mountinfo(5))."""
+"""The mounts of this process's namespace (proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mount: `number` is its file system's device, "8:2", `options` are those of both."""
+    """One mount: `number` is the device of its file system, "8:2"; `options` are those of both."""
 
     id: str
     number: str
@@ -37,5 +37,5 @@ def parse(mountinfo: str) -> list[Mount]:
 
 
 def _plain(text: str) -> str:
-    r"""A field without its \040 and the like."""
+    r"""A field with its octal escapes, such as \040, decoded."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""What the kernel says of other processes. All of it is in memory."""
+"""Other processes, as /proc shows them. It is in memory: nothing here waits for a disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc/PID/stat tells. `started`, in ticks since boot, and the pid name one process for ever.
+    """From /proc/PID/stat. The pid and `started`, in ticks since boot, identify a process for ever.
 
-    So two of these are equal if they are of one process.
+    Hence two of these are equal if they are of the same process.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process, None if it is gone."""
+    """The process; None if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     except OSError:
@@ -45,9 +45,9 @@ def process(pid: int) -> Process | None:
 
 
 def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
-    """Bytes that the process, with its children that it reaped, read from and wrote to storage.
+    """Bytes that the process and the children that it reaped read from and wrote to storage.
 
-    None: it is gone, or that may not be seen.
+    None: it is gone, or reading them is not permitted.
     """
     try:
         counters = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
@@ -57,7 +57,7 @@ def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
 
 
 def members(cgroup: Path) -> list[int]:
-    """The processes in a cgroup itself; none if it is gone."""
+    """The processes in the cgroup itself; none if it is gone."""
     try:
         return cgroups.pids(cgroup)
     except OSError:
@@ -66,7 +66,7 @@ def members(cgroup: Path) -> list[int]:
 
 def uid_of(pid: int) -> int:
     """The process's effective user; -1 if it is gone."""
-    try:  # not the owner of the folder: that is root for a process that may not be traced
+    try:  # not the owner of the folder: root, if the process may not be traced
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return -1
@@ -84,9 +84,9 @@ def home_of(pid: int) -> Path | None:
 
 
 def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
-    """The processes, of these or of all, that take connections to the URL; none if it is another host's.
+    """The processes, of `pids` or of all, that listen at the URL; none if it is on another host.
 
-    Reads their descriptors: for a thread.
+    Reads their descriptors: call it in a thread.
     """
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
@@ -98,22 +98,22 @@ def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
 
 
 def _is_own(host: str | None) -> bool:
-    """Whether an address is one of this host's: only such a one can be bound."""
+    """True if the address is one of this host: only such a one can be bound."""
     try:
         family = socket.AF_INET6 if ip_address(host or "").version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.bind((host, 0))
-    except (ValueError, OSError):  # it is a name; it is another's
+    except (ValueError, OSError):  # a name, or another host's
         return False
     return True
 
 
 def _listening() -> Iterator[tuple[str, str, int]]:
-    """(as its descriptors are called, address, port) of each TCP socket that listens."""
+    """(link text of its descriptors, address, port) of each listening TCP socket."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-        except OSError:  # no IPv6 here
+        except OSError:  # no IPv6
             continue
         for fields in map(str.split, lines):
             if fields[3] == "0A":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-# Some task waits for 15 % of 2 s: the share of the example in Documentation/accounting/psi.rst, and the
-# shortest window that the kernel grants without CAP_SYS_RESOURCE too. It takes the NUL as part of the text.
+# Some task waits for 15 % of 2 s: the share is that of the example in Documentation/accounting/psi.rst, the
+# window the shortest without CAP_SYS_RESOURCE. The NUL is part of the text.
 TRIGGER = b"some 300000 2000000\0"
 
 OK = "ok"
@@ -31,9 +31,9 @@ def host_file() -> Path:
 
 
 def waited_us(file: Path) -> tuple[int | None, str]:
-    """For how many µs some task waited so far, and OK, or why that is not known.
+    """The µs for which some task has waited, and OK; or None and why they are not known.
 
-    `file` is as in Documentation/accounting/psi.rst.
+    The format of `file` is in Documentation/accounting/psi.rst.
     """
     try:
         found = re.search(r"^some .*\btotal=([0-9]+)", file.read_text(), re.MULTILINE)
@@ -43,7 +43,7 @@ def waited_us(file: Path) -> tuple[int | None, str]:
 
 
 class Trigger:
-    """Calls `on_pressure` from the event loop, at most once in a window, while there is pressure."""
+    """Calls `on_pressure` from the event loop while there is pressure, at most once in a window."""
 
     def __init__(self, on_pressure: Callable[[], None]) -> None:
         self._on_pressure = on_pressure
@@ -52,11 +52,11 @@ class Trigger:
         self._again: asyncio.TimerHandle | None = None
 
     def open(self) -> str:
-        """Ask the kernel. "ok", or why it does not grant one: then nothing is ever called."""
+        """Ask the kernel for the trigger: OK, or why it refuses; then nothing is ever called."""
         try:
             self._file = os.open(host_file(), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(self._file, TRIGGER)
-            # asyncio does not wait for POLLPRI: an epoll object of our own does, and is itself watched.
+            # asyncio cannot wait for POLLPRI: an epoll object does, which asyncio watches.
             self._epoll = select.epoll()
             self._epoll.register(self._file, select.EPOLLPRI)
         except OSError as error:
@@ -66,7 +66,7 @@ class Trigger:
         return OK
 
     def close(self) -> None:
-        """Give the trigger back, if there is one."""
+        """Remove the trigger, if there is one."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -79,14 +79,14 @@ class Trigger:
             self._file = -1
 
     def rest(self, seconds: float) -> None:
-        """Do not call for so long."""
+        """Do not call for this long."""
         self.close()
         self._again = asyncio.get_running_loop().call_later(seconds, self.open)
 
     def _called(self) -> None:
-        # That asyncio asked the epoll object took the event out of it: that we are called is the event.
+        # asyncio took the event out of the epoll object: this call is the event.
         assert self._epoll is not None
         if any(events & select.EPOLLERR for _, events in self._epoll.poll(0)):
-            self.close()  # for good: the kernel has taken it away
+            self.close()  # for good: the kernel removed it
         else:
             self._on_pressure()

@@ -11,7 +11,7 @@ LOCALTIME = Path("/etc/localtime")
 
 
 def zones(names: Iterable[str]) -> dict[str, tzinfo | None]:
-    """Time zones by name, "" is the host's own; None: not known here. Blocks: reads files."""
+    """Time zones by name; "" is the host's. None: unknown on this host. Blocks: reads files."""
     found: dict[str, tzinfo | None] = {}
     for name in names:
         try:

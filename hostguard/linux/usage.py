@@ -1,4 +1,4 @@
-"""What a live turn has used: of the scope's own counters, else of its processes'. All of it is in memory."""
+"""The usage of a live turn, from the counters of its scope, or else of its processes. It is in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hostguard.linux.process import members, storage
 
 
 def of_scope(cgroup: Path, disk: str | None) -> Usage:
-    """The usage of a turn's scope; `disk` is the kernel's name of the watched one, None for all disks."""
+    """The usage of a turn's scope; `disk` is the name of the watched one in /sys/block, None = all disks."""
     cpu = cpu_usec(cgroup)
     cpu_ms = None if cpu is None else cpu // 1000
     try:
@@ -27,7 +27,7 @@ def of_scope(cgroup: Path, disk: str | None) -> Usage:
 
 
 def number_of(disk: str | None, sys_root: Path = SYS) -> str | None:
-    """The disk's "major:minor"; None if it has none."""
+    """The disk's "major:minor"; None if it is not known."""
     if disk is not None:
         with suppress(OSError):
             return (sys_root / "block" / disk / "dev").read_text().strip()
@@ -47,5 +47,5 @@ def in_io_stat(text: str, number: str | None) -> tuple[int, int]:
 
 
 def _below(cgroup: Path) -> list[Path]:
-    """The cgroup, and those that a turn made below it."""
+    """The cgroup, and those that the turn made below it."""
     return [Path(folder) for folder, _, _ in os.walk(cgroup)]

@@ -1,8 +1,8 @@
-"""on_stall = "freeze": the youngest turns stand still while the disk does, so that fewer wait for it at once.
+"""on_stall = "freeze": freezes the youngest turns while the disk is stalled, so that fewer compete for it.
 
-A frozen process holds no lock of the kernel: the cgroup freezer (admin-guide/cgroup-v2.rst) stops it on its
-way back to its own code. One that waits for the disk is frozen once the disk has answered. A turn that others
-wait for may be among them, hence the bound.
+A frozen process holds no kernel lock: the cgroup freezer (admin-guide/cgroup-v2.rst) stops it when it returns
+to user mode, so one that waits for the disk is frozen only after the disk has answered. Others may wait for a
+frozen turn, hence the bound.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hostguard.turns.live import Live, Phase
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.5  # a thaw that systemd did not do is tried again, for as long as the turn lives
-CLOSE_S = 5.0  # for thaws, when the guard stops; the next one does the rest
-GONE = ("NoSuchUnit", "UnitInactive")  # ends of D-Bus error names: nothing is left to be thawed
+AGAIN_S = 0.5  # until a failed thaw is tried again, for as long as the turn lives
+CLOSE_S = 5.0  # for thaws when the guard stops; the next guard does the rest
+GONE = ("NoSuchUnit", "UnitInactive")  # ends of D-Bus error names: there is nothing to thaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ def plan(
     level: Level,
     admit: int | None,
 ) -> Plan:
-    """What to do now. Pure.
+    """What to freeze and thaw now. Pure.
 
-    `live` are the turns' units, oldest first; `spared` are not to be frozen; `frozen` are so already. While
-    the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay so, until what
-    piled up is written; once it is calm one is thawed at each call.
+    `live` are the units of the turns, oldest first; `spared` must not be frozen; `frozen` are already. While
+    the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay frozen, so
+    that the backlog of writes comes first; once it is calm each call thaws one.
     """
     if level is Level.CALM:
         return Plan(thaw=tuple(unit for unit in live if unit in frozen)[:1])
@@ -60,9 +60,9 @@ def plan(
 
 
 async def thaw_left() -> None:
-    """Thaw what an earlier guard froze, before this one waits for the disk or finds that it cannot run.
+    """Thaw what an earlier guard froze, before this one waits for the disk or fails to start.
 
-    It stays noted: what failed here, `Freezer.open` does.
+    The note stays: `Freezer.open` retries what failed here.
     """
     units: list[str] = files.recall(paths.FROZEN) or []
 
@@ -86,8 +86,8 @@ class Freezer:
         self._systemd = systemd
         self._events = events
         self._turn_thawed = thawed
-        self.frozen: dict[str, float] = {}  # unit -> time.monotonic() of its freeze, youngest turn first
-        self._thawed: dict[str, float] = {}  # of its thaw: it is spared for as long as it may be frozen
+        self.frozen: dict[str, float] = {}  # unit -> time.monotonic() of the freeze, youngest turn first
+        self._thawed: dict[str, float] = {}  # of the thaw: spared for as long as it may be frozen
         self._thawing: dict[str, asyncio.Task[None]] = {}
         self._tasks = Tasks()
 
@@ -98,22 +98,22 @@ class Freezer:
             self._thaw(unit)
 
     async def close(self) -> None:
-        """Thaw all."""
+        """Thaw all turns, and wait for it at most CLOSE_S."""
         self.thaw_all()
         if self._thawing:
             await asyncio.wait(self._thawing.values(), timeout=CLOSE_S)
 
     def thaw_all(self) -> None:
-        """Nothing is to be frozen any more."""
+        """Thaw all turns."""
         for unit in reversed(list(self.frozen)):
             self._thaw(unit)
 
     def follow(self, state: State, longest: float) -> None:
-        """Do what the state asks for; no freeze lasts more than `longest` seconds. Call it at each tick."""
+        """Freeze and thaw as the state requires, for at most `longest` seconds. Call it at each tick."""
         now, live = time.monotonic(), self._live
         self._thawed = {unit: at for unit, at in self._thawed.items() if now - at < longest}
         self._forget([unit for unit in self.frozen if unit not in live.turns and unit not in self._thawing])
-        # What somebody else put into our slices is not ours to freeze; what starts or ends has a job to do.
+        # Foreign scopes are not ours to freeze; turns that start or end must proceed.
         busy = {turn.live.unit for turn in live if turn.phase not in (Phase.RUNNING, Phase.LINGERING)}
         spared = busy | self._thawed.keys()
         todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit)
@@ -125,7 +125,7 @@ class Freezer:
             self._thaw(unit)
 
     def _thaw_since(self, at: float) -> None:
-        """Thaw what was frozen at that time, oldest first: its time is over, however the disk is by now."""
+        """Thaw what was frozen at that time, oldest first, even if the disk is still stalled."""
         for unit in reversed([unit for unit, since in self.frozen.items() if since == at]):
             self._thaw(unit)
 
@@ -133,7 +133,7 @@ class Freezer:
         try:
             files.note(paths.FROZEN, [*self.frozen, unit])
         except OSError as error:
-            log.warning("%s is not frozen, as that could not be undone for certain: %s", unit, error)
+            log.warning("%s is not frozen, as undoing it could not be guaranteed: %s", unit, error)
             return
         self.frozen[unit] = now  # the same for all of a tick: they are thawed together, oldest first
         self._emit(Event.FROZEN, unit, f"{unit} is frozen: {evidence}")
@@ -142,11 +142,11 @@ class Freezer:
     async def _ask(self, unit: str) -> None:
         try:
             await self._systemd.freeze(unit)
-        except SystemdLost as error:  # it answers only once all is frozen: what waits for the disk is not
+        except SystemdLost as error:  # no answer as long as one of its processes waits for the disk
             log.debug("%s: %s", unit, error)
         except SystemdError as error:
             log.warning("%s is not frozen: %s", unit, error)
-            self._thawed[unit] = time.monotonic()  # not to be asked for again at each tick
+            self._thawed[unit] = time.monotonic()  # not again at each tick
             self._forget([unit])
 
     def _thaw(self, unit: str) -> None:
@@ -154,7 +154,7 @@ class Freezer:
             self._thawing[unit] = self._tasks.start(self._thaw_surely(unit))
 
     async def _thaw_surely(self, unit: str) -> None:
-        told = False
+        logged = False
         while True:
             try:
                 await self._systemd.thaw(unit)
@@ -162,9 +162,9 @@ class Freezer:
             except (SystemdError, SystemdLost) as error:
                 if isinstance(error, SystemdError) and error.name.endswith(GONE):
                     break
-                if not told:
+                if not logged:
                     log.warning("%s is not thawed yet: %s", unit, error)
-                told = True
+                logged = True
             await asyncio.sleep(AGAIN_S)
         del self._thawing[unit]
         seconds = time.monotonic() - self.frozen.get(unit, time.monotonic())
@@ -173,7 +173,7 @@ class Freezer:
         if unit in self._live.turns:
             self._turn_thawed.send(TurnThawed(unit, seconds))
             self._emit(
-                Event.THAWED, unit, f"{unit} goes on after {seconds:.1f} s", frozen_ms=int(seconds * 1000)
+                Event.THAWED, unit, f"{unit} resumed after {seconds:.1f} s", frozen_ms=int(seconds * 1000)
             )
 
     def _forget(self, units: Collection[str]) -> None:
@@ -182,7 +182,7 @@ class Freezer:
         if units:
             try:
                 files.note(paths.FROZEN, list(self.frozen))
-            except OSError as error:  # the next guard thaws what is not frozen, which does nothing
+            except OSError as error:  # the next guard thaws what is not frozen, which is harmless
                 log.debug("%s: %s", paths.FROZEN, error)
 
     def _emit(self, event: Event, unit: str, text: str, **more: int) -> None:

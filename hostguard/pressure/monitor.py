@@ -78,7 +78,7 @@ class Monitor:
         self.state = State(since=boottime())
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
-        self.device = Device(None, None, "not looked at yet")
+        self.device = Device(None, None, "not resolved yet")
         self.sampler = Sampler(self.device)
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()

@@ -1,18 +1,18 @@
-"""The rule of pressure: from what the disk and the kernel say to how many turns may run. Pure.
+"""The rule of pressure: from counters of the disk and the kernel to how many turns may run. Pure.
 
-Each tick brings a Sample, of which `step` makes the next State:
+`step` makes the next State from the Sample of a tick:
 
-- Stalled: requests are in flight, and none completed for `stall_after`. Strained: requests take long and
-  tasks wait for I/O, both, for `strained_after` in all; fine seconds take slow ones back. Without PSI the
-  disk alone decides. PSI alone never does: it lies both ways (facts.md).
-- A cut halves what runs, or what may run if that is less, as TCP does with what is in flight (RFC 5681, 3.1):
-  at once on a stall, and on strain while it lasts. Then nothing is cut for `hold_off`.
-- After each `calm_window` one turn more: up to the configured cap. If there is none, only a calm in which as
-  many ran as may counts, up to where it was cut; then there is no limit. Slow seconds take calm ones back;
-  those between slow and calm count for neither.
-- A rise that led to a cut is tried again after a calm twice as long, and so on: a merely slow card settles.
-- A sample after a gap in the ticks, or whose counters ran backwards or are missing, decides nothing, and all
-  clocks start again at it.
+- Stalled: requests are in flight, and none completed for `stall_after`. Strained: both requests take
+  long and tasks wait for I/O, for `strained_after` in total; fine seconds count against slow ones. Without
+  PSI the disk alone decides. PSI alone never does: it is wrong both ways (facts.md).
+- A cut halves what runs, or what may run if that is less, as TCP halves its window (RFC 5681, 3.1):
+  immediately on a stall, and repeatedly while strained. The next cut comes after `hold_off` at the earliest.
+- After each `calm_window` the cap rises by one, up to the configured cap. Without a configured cap, calm
+  counts only while as many turns run as may; beyond the number at the first cut there is no limit again.
+  Slow seconds count against calm ones; those between slow and calm count for neither.
+- A rise that led to a cut is repeated after twice as long a calm, and so on: a merely slow card settles.
+- A sample after a gap, or with counters that ran backwards or are missing, decides nothing and restarts all
+  clocks.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hostguard.core.settings import Level, Settings
 from hostguard.pressure.sample import Sample, ran_backwards, share, took
 
 TICK = 1.0  # seconds between samples while turns run, or it is not calm
-FAST_TICK = 0.25  # while the disk is at work, so that a stall is seen soon after stall_after
-SPAN = 0.9  # seconds: what is judged as slow or calm lasts at least this, a tick that came early
-GAP = 5.0  # seconds between samples: several ticks were lost; the guard was stopped, or the host slept
+FAST_TICK = 0.25  # while the disk is busy, to see a stall soon after stall_after
+SPAN = 0.9  # seconds: the shortest span that is judged, a tick that came early
+GAP = 5.0  # seconds between samples, if ticks were lost: the guard was stopped, or the host slept
 MINUTE = 60.0
-CHANGES = 3  # of the cap in any minute, at most ("fewer than 4", vellum-assistant#32521)
+CHANGES = 3  # of the cap in a minute, at most ("fewer than 4", vellum-assistant#32521)
 PROBES_MAX = 4  # doublings of calm_window: 20 s become at most 5 min 20 s
-SPIKE_SHOWN = 300.0  # seconds for which a slow request is told of
+SPIKE_SHOWN = 300.0  # seconds for which a slow request is reported
 _ROUNDING = 1e-6  # seconds
 
 
@@ -43,40 +43,40 @@ class _Pace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the rule remembers; State() is the cold start. Others use what stands first, down to `admit`."""
+    """The rule's memory; State() is the cold start. Others use only the fields above `admit`."""
 
     level: Level = Level.CALM
     since: float = 0.0  # Sample.at of the last change of the level
-    cap: int | None = None  # what pressure allows, as shown; None: it does not limit
-    evidence: str = "not looked at yet"  # for people, one line
-    next_step_at: float | None = None  # Sample.at when the cap rises, if it stays calm; None: it will not
-    wait: float = math.inf  # seconds until the next sample is wanted; inf: none until a turn starts
+    cap: int | None = None  # that pressure allows, as shown; None: no limit
+    evidence: str = "no sample yet"  # one line for people
+    next_step_at: float | None = None  # Sample.at when the cap rises if it stays calm; None: it will not
+    wait: float = math.inf  # seconds until the next sample; inf: none until a turn starts
     floor: int = 1
 
     @property
     def admit(self) -> int | None:
-        """What the gate gets: while nothing completes, nothing starts beyond the floor."""
+        """The cap for the gate: while nothing completes, nothing starts beyond the floor."""
         return self.floor if self.level is Level.STALLED else self.cap
 
     last: Sample | None = None
     seen_at: float = 0.0  # Sample.at when a disk was last seen
-    base: Sample | None = None  # where the span begins that is judged next
-    quiet_since: float | None = None  # requests are in flight, and none completed since then
-    stalled_at: float = -math.inf  # when a stall was last seen
+    base: Sample | None = None  # the beginning of the span that is judged next
+    quiet_since: float | None = None  # requests are in flight, and none has completed since then
+    stalled_at: float = -math.inf  # of the last stall
     pace: _Pace | None = None  # of the span that ended with `last`, if one did
     strain: float = 0.0  # seconds of slow spans less those of fine ones, from 0 to strained_after
     calm: float = 0.0  # seconds of fine spans less those of slow ones, since the last change
-    spike: tuple[float, float] | None = None  # Sample.at, and seconds that a request took, or waited so far
+    spike: tuple[float, float] | None = None  # Sample.at, and the seconds that a request took or has waited
     changes: tuple[float, ...] = ()  # Sample.at of the cap's changes within a minute
     cut_at: float = -math.inf
-    top: int = 0  # how many ran, or might, when it was first cut since there was no limit
-    failed: int | None = None  # how many ran, or might, at the last cut
+    top: int = 0  # how many ran, or could, at the first cut since there was no limit
+    failed: int | None = None  # how many ran, or could, at the last cut
     failures: int = 0  # how often a rise to `failed` led to a cut
     risen: bool = False  # since the last cut
 
 
 def step(state: State, sample: Sample, settings: Settings) -> State:
-    """The state after `sample`; its `wait` says when the next one is wanted. Never raises."""
+    """The state after `sample`; its `wait` says when the next sample is due. Never raises."""
     state = _bounded(state, sample, settings)
     doubt = _doubt(state, sample, settings)
     if doubt is not None:
@@ -92,7 +92,7 @@ def step(state: State, sample: Sample, settings: Settings) -> State:
 
 
 def _bounded(state: State, sample: Sample, settings: Settings) -> State:
-    """The cap within a floor and a configured cap that may be new; the latter counts if they contradict."""
+    """The cap within the floor and the configured cap, which may have changed; the latter wins."""
     floor = settings.floor if sample.cap is None else min(settings.floor, sample.cap)
     cap = None if state.cap is None else max(state.cap, floor)
     if cap is not None and sample.cap is not None and cap >= sample.cap:
@@ -102,17 +102,17 @@ def _bounded(state: State, sample: Sample, settings: Settings) -> State:
 
 
 def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
-    """Why the sample cannot be compared with the one before, or None."""
+    """Why the sample cannot be compared with the last one; None if it can."""
     last = state.last
     if last is None:
-        return "looked at for the first time"
+        return "first sample"
     pause = sample.at - last.at
     if not 0 < pause <= GAP:
-        return f"not looked at for {pause:.0f} s" if pause > 0 else "the clock ran backwards"
+        return f"idle, last sample {pause:.0f} s ago" if pause > 0 else "the clock ran backwards"
     if sample.disk is None:
-        # Without a disk for long there is nothing to keep turns back for.
+        # Without a disk for long there is no reason to hold turns.
         blind = last.disk is None and sample.at - state.seen_at > settings.calm_window
-        return None if blind else "there is no disk to look at"
+        return None if blind else "there is no disk to watch"
     if last.disk is None:
         return "the disk is back"
     if ran_backwards(last.disk, sample.disk):
@@ -121,7 +121,7 @@ def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
 
 
 def _again(state: State, sample: Sample, doubt: str) -> State:
-    """All clocks start at this sample; level and cap stay."""
+    """Restart all clocks at this sample; level and cap stay."""
     first = state.last is None
     in_flight = sample.disk is not None and sample.disk.in_flight > 0
     return replace(
@@ -139,16 +139,16 @@ def _again(state: State, sample: Sample, doubt: str) -> State:
 
 
 def _judged(state: State, sample: Sample, settings: Settings) -> State:
-    """Since when nothing completes, and how the span was, if one ends here."""
+    """Since when nothing completes, and the pace of the span, if one ends here."""
     last, base, disk = state.last, state.base, sample.disk
     if disk is None or last is None or last.disk is None or base is None or base.disk is None:
-        return _paced(state, sample, settings, _Pace.FINE, "there is no disk to look at")
+        return _paced(state, sample, settings, _Pace.FINE, "there is no disk to watch")
     if not disk.in_flight:
         quiet = None
     elif disk.completed > last.disk.completed:
         quiet = sample.at
     elif state.quiet_since is None:
-        # All that was in flight still is. Old kernels let busy_ms stand still, or jump (facts.md): bounded.
+        # The same requests are in flight. Bounded, as busy_ms of old kernels stops or jumps (facts.md).
         busy = (disk.busy_ms - last.disk.busy_ms) / 1000
         quiet = sample.at - min(busy, sample.at - last.at)
     else:
@@ -165,7 +165,7 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     if sample.at - base.at < SPAN or (disk.in_flight and not done):
         return state
     if not done:
-        return _paced(state, sample, settings, _Pace.FINE, "nothing is read or written")
+        return _paced(state, sample, settings, _Pace.FINE, "no reads or writes")
     seconds, waiting = took(base.disk, disk), share(base, sample)
     evidence = f"requests take {_time(seconds)}"
     if waiting is not None:
@@ -177,7 +177,7 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
 
 
 def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> State:
-    """One slow request changes nothing, but is told of: the slowest of late."""
+    """A single slow request is reported but changes nothing; the slowest recent one is kept."""
     old = state.spike if state.spike and sample.at - state.spike[0] < SPIKE_SHOWN else None
     if seconds >= max(settings.strained_await, old[1] if old else 0.0):
         old = (sample.at, seconds)
@@ -185,13 +185,14 @@ def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> 
 
 
 def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, evidence: str) -> State:
-    """A span ended: its seconds count for strain or for calm, and take the other's back."""
+    """A span ended: its seconds count for strain or for calm, and against the other."""
     assert state.base is not None
     span = sample.at - state.base.at
     slow = {_Pace.SLOW: span, _Pace.FINE: -span}.get(pace, 0.0)
     if state.spike and pace is not _Pace.SLOW:
-        evidence += f"; {_time(state.spike[1])} once, {sample.at - state.spike[0]:.0f} s ago"
-    # Without a configured cap, the ceiling is what ran calmly.
+        at, seconds = state.spike
+        evidence += f"; slowest recent request {_time(seconds)}, {sample.at - at:.0f} s ago"
+    # Without a configured cap only what runs calmly can prove a higher one.
     unused = sample.cap is None and state.cap is not None and sample.live < state.cap
     return replace(
         state,
@@ -222,7 +223,7 @@ def _levelled(state: State, sample: Sample, settings: Settings) -> State:
 
 
 def _changed(state: State, sample: Sample, settings: Settings) -> State:
-    """The cap cut, raised, or as it was."""
+    """The cap cut, raised, or unchanged."""
     recent = tuple(at for at in state.changes if at > sample.at - MINUTE)
     if recent != state.changes:
         state = replace(state, changes=recent)
@@ -232,8 +233,8 @@ def _changed(state: State, sample: Sample, settings: Settings) -> State:
     if state.pace is not _Pace.FINE or state.calm < _window(state, settings) - _ROUNDING:
         return state
     if state.cap is None:
-        return replace(state, failed=None)  # as many as at the last cut, and it stayed calm
-    # One change a minute is kept for a stall: that cut is never late.
+        return replace(state, failed=None)  # as many ran as at the last cut, calmly
+    # One change a minute is reserved for a stall, whose cut is never late.
     return state if len(recent) >= CHANGES - 1 else _raised(state, sample)
 
 
@@ -242,7 +243,7 @@ def _cut(state: State, sample: Sample) -> State:
     ran = sample.live if allowed is None else min(allowed, sample.live)
     cap = max(ran // 2, state.floor)
     if not ran or (allowed is not None and cap >= allowed):
-        return state  # nothing of ours runs, or it is at the floor
+        return state  # nothing of ours runs, or the cap is at the floor
     failures = 0 if state.failed is None else state.failures + state.risen
     return replace(
         state,
@@ -273,7 +274,7 @@ def _raised(state: State, sample: Sample) -> State:
 
 
 def _window(state: State, settings: Settings) -> float:
-    """Seconds of calm before one turn more."""
+    """Seconds of calm before the cap rises."""
     tried = state.failed is not None and (state.cap is None or state.cap + 1 >= state.failed)
     return settings.calm_window * 2.0 ** (state.failures if tried else 0)
 
@@ -288,7 +289,7 @@ def _next_step(state: State, sample: Sample, settings: Settings) -> float | None
 
 
 def _wait(state: State, sample: Sample, settings: Settings) -> float:
-    """`state.last` is still the sample before."""
+    """Seconds until the next sample. `state.last` is still the previous one."""
     if not sample.live and state.level is Level.CALM and (state.cap is None or sample.cap is None):
         return math.inf  # nothing runs, and nothing would change
     if state.level is Level.STALLED or sample.disk is None:

@@ -1,4 +1,4 @@
-"""Reading what the kernel says of one disk and of stalled I/O. All of it is in memory: no disk is touched."""
+"""Reads the kernel's counters of a disk and of stalled I/O. They are in memory: no disk is accessed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hostguard.pressure.sample import Disk, Psi, Sample
 
 
 def boottime() -> float:
-    """Seconds. Unlike time.monotonic() it goes on while the host sleeps, so that a sleep shows as a gap."""
+    """Seconds since boot. Unlike time.monotonic() they include sleep of the host, which shows as a gap."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Sampler:
-    """Reads raw counters: of one whole disk, and of the pressure on the host and on hostguard.slice.
+    """Reads raw counters of one whole disk, and of the pressure on the host and on hostguard.slice.
 
-    `control_group` is where systemd's own tree hangs from, "" for the root. After `read`, `disk_reason` and
-    `psi_reason` are "ok", or say in words why there is no disk, or no pressure of the host, to read.
+    `control_group` is that of systemd, "" for the root. After `read`, `disk_reason` and `psi_reason` are OK,
+    or say why the disk, or the pressure on the host, could not be read.
     """
 
     def __init__(self, device: Device, control_group: str = "", sys_root: Path = SYS) -> None:
@@ -38,7 +38,7 @@ class Sampler:
         return Sample(boottime(), live, cap, *self.read())
 
     def read(self) -> tuple[Disk | None, Psi | None, Psi | None]:
-        """Of the disk, the host, and the slice. None: there is none, it vanished, or it cannot be read."""
+        """Counters of the disk, the host, and the slice; None for one that cannot be read."""
         host, self.psi_reason = waited_us(host_file())
         slice_, _ = waited_us(self._slice)  # there is none before the first turn
         return self._disk(), _psi(host), _psi(slice_)
@@ -47,11 +47,11 @@ class Sampler:
         if self._name is None:
             return None
         try:
-            # nowrap=True would show a counter that was reset as one that ran on.
+            # nowrap=True would hide the reset of a counter.
             counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
             # sysfs has no "/" in names: cciss!c0d0.
             found = counters[self._name.replace("!", "/")]
-            # What psutil drops (Documentation/block/stat.rst). Discards and flushes came in 4.18 and 5.5.
+            # What psutil leaves out (Documentation/block/stat.rst). Discards came in 4.18, flushes in 5.5.
             folder = self._sys / "block" / self._name
             stat = [int(text) for text in (folder / "stat").read_text().split()]
             reads, writes = (int(text) for text in (folder / "inflight").read_text().split())
@@ -61,7 +61,7 @@ class Sampler:
                 read_ms=found.read_time,
                 write_ms=found.write_time,
                 busy_ms=found.busy_time,
-                # Debian 13's kernel 6.12 says 0 in the first while the requests of a stopped card hang.
+                # In Debian 13's kernel 6.12 the first is 0 while requests to a stopped card hang.
                 in_flight=max(stat[8], reads + writes),
                 write_bytes=found.write_bytes,
                 discards=sum(stat[11:12]),
@@ -69,7 +69,7 @@ class Sampler:
                 flush_ms=sum(stat[16:17]),
             )
         except KeyError:
-            self.disk_reason = f"the kernel has no {self._name} any more"
+            self.disk_reason = f"the kernel no longer has {self._name}"
             return None
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             self.disk_reason = f"{self._name} cannot be read: {error}"

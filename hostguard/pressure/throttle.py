@@ -1,6 +1,6 @@
-"""tighten: all turns together write less while the disk is not calm, by a limit of hostguard.slice set live.
+"""tighten: while the disk is not calm, a write limit on hostguard.slice for all turns together.
 
-What somebody else set there stays as it is: with any write limit on the slice nothing is done.
+If the slice has a write limit already, that one stays and nothing is done.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from hostguard.systemd.dbus import SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 5.0  # to give it back, when the guard stops; else the next one does
+CLOSE_S = 5.0  # to remove the limit when the guard stops; otherwise the next guard does
 Limit = tuple[str, int]  # the disk's node, bytes/s
 
 
 class Throttle:
-    """Sets and gives back the slice's IOWriteBandwidthMax over D-Bus."""
+    """Sets and removes the slice's IOWriteBandwidthMax over D-Bus."""
 
     def __init__(self, systemd: Systemd, throttled: Signal[SliceThrottled]) -> None:
         self._systemd = systemd
         self._throttled = throttled
-        self.limit: Limit | None = None  # what we set, or are about to
-        self._refused: Limit | None = None  # what we leave be, while it is wanted
+        self.limit: Limit | None = None  # that we set, or are setting
+        self._refused: Limit | None = None  # that we do not set as long as it is wanted
         self._tasks = Tasks()  # one at a time
 
     def open(self) -> None:
-        """Give back what an earlier guard set. Call it once systemd is connected."""
+        """Remove what an earlier guard set. Call it once systemd is connected."""
         left = files.recall(paths.TIGHTENED)
         if left:
             self.limit = (left[0], left[1])
             self.follow(None)
 
     async def close(self) -> None:
-        """Give it back."""
+        """Remove the limit."""
         await self._tasks.settled(CLOSE_S)
         self.follow(None)
         await self._tasks.settled(CLOSE_S)
 
     def follow(self, wanted: Limit | None) -> None:
-        """Have this limit, or none. What could not be done is tried at the next call."""
+        """Set this limit, or none. What failed is tried again at the next call."""
         if wanted != self._refused:
             self._refused = None
         if not len(self._tasks) and wanted != self.limit and (wanted is None or wanted != self._refused):
@@ -53,20 +53,20 @@ class Throttle:
 
     async def _change(self, wanted: Limit | None) -> None:
         try:
-            there = await self._systemd.write_limits(SLICE)
+            found = await self._systemd.write_limits(SLICE)
             if self.limit is not None:
-                there = await self._give_back(self.limit, there)
+                found = await self._remove(self.limit, found)
             if wanted is not None:
-                await self._set(wanted, there)
+                await self._set(wanted, found)
         except (SystemdError, SystemdLost, OSError) as error:
-            log.warning("the write limit of %s is not changed: %s", SLICE, error)
+            log.warning("the write limit of %s could not be changed: %s", SLICE, error)
             if not isinstance(error, SystemdLost):
                 self._refused = wanted
 
-    async def _set(self, wanted: Limit, there: list[Limit]) -> None:
-        if there:
-            told = ", ".join(f"{node} {limit}" for node, limit in there)
-            log.info("%s is not tightened: it has a write limit of its own (%s)", SLICE, told)
+    async def _set(self, wanted: Limit, found: list[Limit]) -> None:
+        if found:
+            theirs = ", ".join(f"{node} {limit}" for node, limit in found)
+            log.info("%s gets no write limit: it has one already (%s)", SLICE, theirs)
             self._refused = wanted
             return
         files.note(paths.TIGHTENED, wanted)
@@ -76,11 +76,11 @@ class Throttle:
         await self._systemd.write_limits(SLICE)  # PID 1 writes to the kernel before it reads the next call
         self._throttled.send(SliceThrottled(cgroup.of_unit(SLICE, self._systemd.control_group)))
 
-    async def _give_back(self, ours: Limit, there: list[Limit]) -> list[Limit]:
-        others = [limit for limit in there if limit != ours]
-        if ours in there:
+    async def _remove(self, ours: Limit, found: list[Limit]) -> list[Limit]:
+        others = [limit for limit in found if limit != ours]
+        if ours in found:
             await self._systemd.set_write_limits(SLICE, others)
-            log.info("%s may write as before", SLICE)
+            log.info("%s may write without our limit again", SLICE)
         files.note(paths.TIGHTENED, None)
         self.limit = None
         return others

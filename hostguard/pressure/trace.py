@@ -1,10 +1,10 @@
-"""Traces of the disk's pressure: what the guard saw, to be looked at, sent to us, and decided on again.
+"""Traces of the disk's pressure: samples to inspect, to send to us, and to replay.
 
 A trace is JSON lines. The first is the head,
 
     {"hostguard_trace": 1, "version": "...", "device": "mmcblk0", "kernel": "6.1.0", "settings": {...}}
 
-with [pressure] of the configuration that held, and each other one a Sample, raw and in the order of time:
+with [pressure] of the configuration in force; every other line is a raw Sample, in order of time:
 
     {"at": 812.25, "live": 2, "cap": 2, "disk": {...}, "host": {"some_us": 5}, "slice": null}
 
@@ -27,19 +27,19 @@ from hostguard.pressure.sample import Disk, Psi, Sample
 
 FORMAT = 1
 LINE_MAX = 4096  # bytes; a sample has about 300
-LINES_MAX = 1_000_000  # eleven days of a look a second
+LINES_MAX = 1_000_000  # eleven days with a sample a second
 AT_MAX = 2**63 / 1e9  # seconds; the kernel counts nanoseconds in 63 bits
 
 T = TypeVar("T", Disk, Psi)
 
 
 class TraceError(Exception):
-    """The trace cannot be used. The text names the line, and what was expected there."""
+    """The trace is invalid. The text names the line and what was expected there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a trace comes from: hostguard's and the kernel's version, the disk's name, and the settings."""
+    """The source of a trace: versions of hostguard and the kernel, the disk's name, and the settings."""
 
     version: str
     device: str | None
@@ -76,11 +76,11 @@ def sample_of(value: Any) -> Sample:
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
-    """Settings from the values of [pressure]; what is left out has its default. Raises TraceError."""
+    """Settings from values of [pressure], with defaults for the rest. Raises TraceError."""
     parsed = {}
     for name, value in values.items():
         if name not in PRESSURE:
-            raise TraceError(f"{name} is no key of [pressure]: {', '.join(PRESSURE)}")
+            raise TraceError(f"{name} is not a key of [pressure]: {', '.join(PRESSURE)}")
         try:
             parsed[name] = PRESSURE[name].parse(value)
         except ValueError:
@@ -92,7 +92,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 
 
 def read(stream: BinaryIO) -> tuple[Head, Iterator[Sample]]:
-    """The head, and the samples as they are read. Raises TraceError at the first line that is wrong."""
+    """The head, and the samples as they are read. Raises TraceError at the first invalid line."""
     lines = _lines(stream)
     number, first = next(lines, (1, None))
     if not isinstance(first, dict) or "hostguard_trace" not in first:
@@ -103,7 +103,7 @@ def read(stream: BinaryIO) -> tuple[Head, Iterator[Sample]]:
 
 
 def replay(samples: Iterable[Sample], settings: Settings) -> Iterator[tuple[Sample, State]]:
-    """The rule over the samples, from a cold start: each one with the state after it."""
+    """Run the rule on the samples from a cold start; each sample with the state after it."""
     state = State()
     for sample in samples:
         state = step(state, sample, settings)
@@ -131,7 +131,7 @@ def _head(value: dict[str, Any]) -> Head:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
-    """Each line's number and JSON; a last line that was cut off, as by a power failure, is dropped."""
+    """Each line's number and JSON, without an incomplete last line, as after a power failure."""
     for number in range(1, LINES_MAX + 2):
         raw = stream.readline(LINE_MAX + 1)
         if not raw or (number > 1 and len(raw) <= LINE_MAX and not raw.endswith(b"\n")):

@@ -1,7 +1,7 @@
-"""What the daemon asks of systemd, and hears from it.
+"""Calls to systemd, and its signals.
 
-systemd is the semaphore: what is live is what systemd lists. Signals keep us up to date; after a lost
-connection, or when in doubt, the list is read again.
+systemd is the semaphore: live is what systemd lists. Signals keep the list up to date; after a lost
+connection, or when in doubt, it is read again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hostguard.core.tasks import Tasks
 from hostguard.core.units import Property, parse_turn_unit, slice_mind
 from hostguard.systemd.dbus import MANAGER, PATH, PROPERTIES, Bus, SystemdError, SystemdLost, variants
 
@@ -32,13 +33,13 @@ class Scope:
 
 
 class Listener(Protocol):
-    """Who hears of what systemd does. All are called on the event loop."""
+    """Gets the signals of systemd. All methods are called on the event loop."""
 
     def systemd_up(self, scopes: Sequence[Scope]) -> None:
-        """Connected; `scopes` is the whole truth now."""
+        """Connected; `scopes` are all that are live now."""
 
     def systemd_down(self) -> None:
-        """The connection is lost; `systemd_up` follows when it is back."""
+        """The connection is lost; `systemd_up` follows once it is back."""
 
     def scope_new(self, scope: Scope) -> None:
         """A scope appeared in one of our slices."""
@@ -50,17 +51,17 @@ class Listener(Protocol):
         """Somebody asked systemd to stop the turn's scope."""
 
     def unit_started(self, unit: str) -> None:
-        """A service that is followed was started."""
+        """A followed service was started."""
 
 
 def unit_path(unit: str) -> str:
-    """The object path of a unit, as systemd escapes it: _XX for what is no ASCII letter or digit."""
+    """The object path of a unit: systemd escapes all but ASCII letters and digits as _XX."""
     escaped = (chr(b) if chr(b).isascii() and chr(b).isalnum() else f"_{b:02x}" for b in unit.encode())
     return f"{PATH}/unit/{''.join(escaped)}"
 
 
 class _Job:
-    """The start job of a unit. Other jobs of the unit may end meanwhile: one that stopped it is replaced."""
+    """The start job of a unit. Other jobs may end meanwhile: it replaces one that stops the unit."""
 
     def __init__(self) -> None:
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -86,19 +87,19 @@ class Systemd:
         self._listener = listener
         self._bus = Bus(self._connected, self._lost, self._on_signal)
         self._call = self._bus.call
-        self.followed: frozenset[str] = frozenset()  # services, beside our scopes, whose start is told
+        self.followed: frozenset[str] = frozenset()  # services whose starts the listener gets
         self._jobs: dict[str, _Job] = {}  # unit -> its start job
-        self.control_group = ""  # that systemd's own tree hangs from; known once connected
+        self.control_group = ""  # of systemd itself; known once connected
         self._listing = asyncio.Lock()
-        self._meanwhile: dict[str, bool] = {}  # scopes that came (True) or went since a listing began
-        self._background: set[asyncio.Task[None]] = set()
+        self._meanwhile: dict[str, bool] = {}  # scopes that appeared (True) or went since a listing began
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        """Connect, list, and stay connected from here on. Raises SystemdLost if the first try fails."""
+        """Connect, list, and stay connected. Raises SystemdLost if the first attempt fails."""
         await self._bus.start()
 
     async def close(self) -> None:
-        """Disconnect. Scopes are left alone."""
+        """Disconnect. Scopes go on."""
         self._bus.close()
 
     # -- calls
@@ -113,7 +114,7 @@ class Systemd:
             self._meanwhile[unit] = True
 
     async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
-        """Start a transient service with this descriptor as its standard input.
+        """Start a transient service with the descriptor `stdin` as its standard input.
 
         Raises SystemdError, SystemdLost.
         """
@@ -151,16 +152,16 @@ class Systemd:
             raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
 
     async def main_pid(self, unit: str) -> int:
-        """The main process of a service; 0 = it has none. Raises SystemdError, SystemdLost."""
+        """The main process of a service; 0 if it has none. Raises SystemdError, SystemdLost."""
         path = await self._call("LoadUnit", "s", [unit])
         interface = "org.freedesktop.systemd1.Service"
         found = await self._call("Get", "ss", [interface, "MainPID"], PROPERTIES, path[0])
         return int(found[0].value)
 
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
-        """Move processes into a unit that is delegated, or into the cgroup `below` it ("/...").
+        """Move processes into a delegated unit, or into the cgroup `below` it ("/...").
 
-        If one of them is gone systemd may have moved none, or only some. Raises SystemdError, SystemdLost.
+        If one of them is gone systemd may have moved none or only some. Raises SystemdError, SystemdLost.
         """
         await self._call("AttachProcessesToUnit", "ssau", [unit, below, list(pids)])
 
@@ -172,18 +173,18 @@ class Systemd:
         await self._call("StopUnit", "ss", [unit, "replace"])
 
     async def freeze(self, unit: str) -> None:
-        """Freeze a unit's processes, and wait until all are: one that waits for a disk is not until then.
+        """Freeze a unit's processes and wait until all are frozen, which takes until none waits for a disk.
 
         Raises SystemdError, SystemdLost.
         """
         await self._call("FreezeUnit", "s", [unit])
 
     async def thaw(self, unit: str) -> None:
-        """Let a unit go on that is frozen or about to be. Raises SystemdError, SystemdLost."""
+        """Thaw a unit that is frozen or about to be. Raises SystemdError, SystemdLost."""
         await self._call("ThawUnit", "s", [unit])
 
     async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
-        """The slice's IOWriteBandwidthMax: (node, bytes/s) each. Raises SystemdError, SystemdLost."""
+        """The slice's IOWriteBandwidthMax, as (node, bytes/s). Raises SystemdError, SystemdLost."""
         path = await self._call("LoadUnit", "s", [slice_])
         interface = "org.freedesktop.systemd1.Slice"
         body = [interface, "IOWriteBandwidthMax"]
@@ -191,11 +192,11 @@ class Systemd:
         return [(node, limit) for node, limit in found[0].value]
 
     async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
-        """Set the slice's IOWriteBandwidthMax to these alone, until the next boot.
+        """Set the slice's IOWriteBandwidthMax to exactly these, until the next boot.
 
         Raises SystemdError, SystemdLost.
         """
-        # An empty list takes all away; any other is laid over what is there.
+        # An empty list removes all entries; another one only adds to them.
         lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
         properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
         await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
@@ -221,7 +222,7 @@ class Systemd:
             return list(found.values())
 
     async def refresh(self) -> None:
-        """Read the list again and tell the listener: for when there is doubt."""
+        """Read the list again for the listener, when in doubt."""
         self._listener.systemd_up(await self.scopes())
 
     async def _mind_of(self, unit: str, path: str) -> str | None:
@@ -235,7 +236,7 @@ class Systemd:
         turn = parse_turn_unit(unit)
         return turn[0] if mind is not None and turn is not None else mind
 
-    # -- what the bus tells
+    # -- from the bus
 
     async def _connected(self) -> None:
         root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], PROPERTIES)
@@ -257,7 +258,7 @@ class Systemd:
             elif unit in self.followed and result == "done":
                 self._listener.unit_started(unit)
             elif unit.endswith(".scope") and result == "done":
-                self._spawn(self._look_at(unit))  # a start: its processes are in it now
+                self._tasks.start(self._look_at(unit))  # a start: its processes are in it now
         elif member == "JobNew":
             unit = body[2]
             if unit not in self._jobs and parse_turn_unit(unit):
@@ -270,14 +271,9 @@ class Systemd:
                 self._listener.scope_gone(unit)
         elif member == "Reloading":
             if not body[0]:  # UnitRemoved came for every unit
-                self._spawn(self._again(False))
+                self._tasks.start(self._again(False))
         elif member == "NameOwnerChanged" and body[2]:
-            self._spawn(self._again(True))
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+            self._tasks.start(self._again(True))
 
     async def _look_at(self, unit: str) -> None:
         try:
@@ -290,7 +286,7 @@ class Systemd:
     async def _again(self, subscribe: bool) -> None:
         try:
             if subscribe:
-                with suppress(SystemdError):  # it knows us still
+                with suppress(SystemdError):  # still subscribed
                     await self._call("Subscribe")
             await self.refresh()
         except (SystemdLost, SystemdError) as error:

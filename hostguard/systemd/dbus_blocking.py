@@ -1,4 +1,4 @@
-"""The connection to the service manager of a command that may block. Only this knows pystemd."""
+"""A blocking connection to the service manager, for commands. Only this module uses pystemd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANAGER = b"org.freedesktop.systemd1.Manager"
 
 
 class _Customs:
-    """Properties for pystemd, which knows the types of only some: all go through its escape."""
+    """Properties for pystemd, which knows the types of some only: all are passed as custom ones."""
 
     def __init__(self, properties: Sequence[Property]) -> None:
         self._properties = properties
@@ -28,7 +28,7 @@ class _Customs:
 
 
 class Bus:
-    """A blocking connection to systemd. Raises SystemdFailed for whatever D-Bus refuses."""
+    """A blocking connection to systemd. Raises SystemdFailed for every error of D-Bus."""
 
     def __enter__(self) -> Bus:
         from pystemd.dbusexc import DBusBaseError
@@ -51,7 +51,7 @@ class Bus:
         self._bus.close()
 
     def call(self, member: str, signature: str = "", *values: Any) -> Any:
-        """The body of systemd's answer to a method of its manager object."""
+        """Call a method of systemd's manager object; the body of the answer."""
         from pystemd.dbuslib import apply_signature
 
         arguments = apply_signature(signature.encode(), list(values))
@@ -61,7 +61,7 @@ class Bus:
             raise SystemdFailed(f"systemd refused {member}: {_text(error)}") from None
 
     def start(self, unit: str, properties: Sequence[Property]) -> None:
-        """Ask for a transient unit; its job's result is in `results` later."""
+        """Start a transient unit; the result of its job comes to `results`."""
         from pystemd.systemd1 import Manager
 
         manager = Manager(bus=self._bus)
@@ -79,7 +79,7 @@ class Bus:
             return 0
 
     def watch(self) -> None:
-        """Be told from now on when units and jobs go."""
+        """Receive signals about removed units and jobs from now on."""
 
         def on_signal(message: Any, error: object, userdata: object) -> None:
             message.process_reply(False)
@@ -91,11 +91,11 @@ class Bus:
             for member in (b"UnitRemoved", b"JobRemoved"):
                 self._bus.match_signal(_NAME, _PATH, _MANAGER, member, on_signal)
         except self._error as error:
-            raise SystemdFailed(f"systemd's signals cannot be had: {_text(error)}") from None
+            raise SystemdFailed(f"systemd's signals cannot be received: {_text(error)}") from None
         self.call("Subscribe")
 
     def wait(self, seconds: float) -> None:
-        """Return once a signal came, or after `seconds`."""
+        """Wait for a signal, for at most `seconds`."""
         if not self._drain():
             poll = select.poll()
             poll.register(self._bus.get_fd(), select.POLLIN)

@@ -1,8 +1,8 @@
-"""The guard's side of fork_server.py: keeps stubs ready, and hands one out for each turn.
+"""The guard's side of fork_server.py: keeps stubs ready and provides one for each turn.
 
-The fork server is a transient service of its own: what the guard forked itself would inherit its sandbox, and
-a turn is to run as if its mind had started it. systemd alone can start a process outside of it. The server
-ends with the guard, so that both are always of one version.
+The fork server is a transient service: what the guard forks itself inherits its sandbox, but a turn must run
+as if its mind had started it. Only systemd can start a process outside of the sandbox. The server ends with
+the guard, so that both always have the same version.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hostguard.systemd.dbus import SystemdError, SystemdLost
 log = logging.getLogger(__name__)
 
 STUB = Path(__file__).with_name("fork_server.py")
-READY = 2  # stubs that wait: as many turns as a small host starts at once
-TAKE_S = 10.0  # a fork takes a millisecond; longer, and the host cannot start processes
+READY = 2  # waiting stubs: as many turns as a small host starts at once
+TAKE_S = 10.0  # a fork takes 1 ms; after this long the host cannot start processes
 
 
 class Stub:
-    """A process that waits for the word to run a turn. `pidfd` becomes readable at its end."""
+    """A process that waits for a turn to run. `pidfd` becomes readable when it ends."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
@@ -44,15 +44,15 @@ class Stub:
         self._channel = channel
 
     def alive(self) -> bool:
-        """Whether the process lives."""
+        """True while the process lives."""
         return not exited(self.pidfd)
 
     def release(self, spec: dict[str, Any], stdin: bytes, record: Path, output: socket.socket | None) -> None:
-        """Let it run. Raises OSError: it runs nothing then."""
+        """Let it run the command in `spec`. Raises OSError: then it runs nothing."""
         fds = [_memory("spec", json.dumps(spec).encode()), _memory("payload", stdin)]
         try:
             fds.append(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
-            # The guard's own stream serves as well: journald goes by the process that writes.
+            # The guard's own stream is fine, too: journald looks at the writing process.
             out = sys.stderr.fileno() if output is None else output.fileno()
             socket.send_fds(self._channel, [b"g"], [*fds, out])
         finally:
@@ -61,7 +61,7 @@ class Stub:
             self._channel.close()
 
     def anchor(self, record: Path) -> None:
-        """Have it wait for ever, whatever becomes of the guard. Raises OSError: it leaves then."""
+        """Let it wait for ever, even without the guard. Raises OSError: then it exits."""
         try:
             fd = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
@@ -72,17 +72,17 @@ class Stub:
             self._channel.close()
 
     def dismiss(self) -> None:
-        """Make it leave without running anything."""
+        """Let it exit without running anything."""
         self._channel.close()
 
     def close(self) -> None:
-        """Forget it."""
+        """Close our descriptors of it."""
         self._channel.close()
         os.close(self.pidfd)
 
 
 class ForkClient:
-    """Has systemd start the fork server, and asks it for stubs."""
+    """Starts the fork server through systemd, and gets stubs from it."""
 
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
@@ -94,7 +94,7 @@ class ForkClient:
     async def start(self) -> None:
         """Start the fork server, and the first stubs. Raises OSError, SystemdError, SystemdLost."""
         self._loop = asyncio.get_running_loop()
-        unit = f"hostguard-spawner-{secrets.token_hex(4)}.service"  # an earlier one may not be gone yet
+        unit = f"hostguard-spawner-{secrets.token_hex(4)}.service"  # the earlier one may still be there
         properties = units.spawner_properties([sys.executable, "-I", "-S", str(STUB)])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -108,7 +108,7 @@ class ForkClient:
             self._ask()
 
     def close(self) -> None:
-        """Let go of the server; it leaves, and so do stubs without a turn."""
+        """Close the connection to the server: it exits, and so do stubs without a turn."""
         if self._control is not None:
             self._control.close()
         for stub in self._ready:
@@ -135,7 +135,7 @@ class ForkClient:
     async def _revive(self) -> None:
         async with self._reviving:
             assert self._control is not None
-            if not _readable(self._control.fileno()):  # it says nothing: readable is its end
+            if not _readable(self._control.fileno()):  # it sends nothing: readable means that it ended
                 return
             log.error("the fork server ended; starting another")
             before = self._control
@@ -148,7 +148,7 @@ class ForkClient:
     def _ask(self) -> None:
         assert self._control is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, suppress(OSError):  # it died just now: `take` times out and the row is tried again
+        with theirs, suppress(OSError):  # it died just now: `take` times out, and the row is tried again
             socket.send_fds(self._control, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
         ours.setblocking(False)
         self._loop.add_reader(ours, self._on_ready, ours)
@@ -169,7 +169,7 @@ class ForkClient:
 
 
 def exited(pidfd: int) -> bool:
-    """Whether the process behind the pidfd has ended."""
+    """True if the process of the pidfd has ended."""
     return _readable(pidfd)
 
 
@@ -189,7 +189,7 @@ def _memory(name: str, content: bytes) -> int:
 
 
 def release(stub: Stub, mind: Mind, work: Work, turn: str, cgroup: Path) -> None:
-    """Let the stub run a command as the mind's user. Raises OSError: it runs nothing then."""
+    """Let the stub run a command as the mind's user. Raises OSError: then it runs nothing."""
     spec = {
         "argv": work.argv,
         "env": dict(work.environment),
@@ -209,5 +209,5 @@ def release(stub: Stub, mind: Mind, work: Work, turn: str, cgroup: Path) -> None
 
 
 def anchor(stub: Stub, turn: str) -> None:
-    """Let the stub hold the scope of a resident mind's turn. Raises OSError: it leaves then."""
+    """Let the stub hold the scope of a resident mind's turn. Raises OSError: then it exits."""
     stub.anchor(record_path(turn))

@@ -1,13 +1,12 @@
-"""The process in which a turn of an exec mind begins. Runs apart from hostguard, without its modules.
+"""The fork server and its stubs, in which turns begin. Runs apart from hostguard, without its modules.
 
-A fork server, started with the guard, keeps stubs ready: forking it takes a fraction of what forking the
-guard would, nothing of it happens on the guard's event loop, and nothing of the guard's sandbox is inherited.
-A stub waits until its scope is up; the guard's word is one message with four descriptors: what to run, its
+A fork server, started with the guard, keeps stubs ready: forking it is far cheaper than forking the guard,
+does not happen on the guard's event loop, and inherits nothing of the guard's sandbox.
+A stub waits until its scope is up and the guard sends one message with four descriptors: what to run, its
 stdin, the exit record, its output. Then it becomes the mind's user, runs the command, and records how it
-ended, whether or not the guard still lives. For a turn that is posted to a resident mind the stub is the
-scope's anchor: it only waits, until it is killed. If the guard dies before the word, the stub leaves without
-having run anything.
-The record's format is read by turns.exit_record.parse_record.
+ended, even if the guard is gone. For a turn that is posted to a resident mind the stub is the scope's anchor:
+it only waits until it is killed. If the guard dies before it sends the message, the stub exits without having
+run anything. turns.exit_record.parse_record reads the record.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any, NoReturn
 
 NOBODY = 65534
 TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
-# What may be sent to all of a turn's processes: the stub outlives it, to record how the command took it.
+# May be sent to all processes of a turn: the stub ignores them, to record how the command ended.
 OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a stub for each descriptor that comes over `control`; return when the guard is gone."""
+    """Fork a stub for each descriptor from `control`; return when the guard is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the stubs
     gc.freeze()
     while True:
@@ -45,14 +44,14 @@ def serve(control: socket.socket) -> None:
 
 
 def stub(channel: socket.socket) -> NoReturn:
-    """Tell the guard our pid, wait for its word, run the turn."""
+    """Send our pid to the guard, wait for its message, run the turn."""
     try:
         os.setsid()
         channel.send(str(os.getpid()).encode())
         word, fds, _, _ = socket.recv_fds(channel, 1, 4)
         channel.close()
         for fd in fds:
-            os.set_inheritable(fd, False)  # recv_fds heeds no MSG_CMSG_CLOEXEC
+            os.set_inheritable(fd, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
         if word == b"g" and len(fds) == 4:
             run(*fds)
         elif word == b"a" and fds:
@@ -62,7 +61,7 @@ def stub(channel: socket.socket) -> NoReturn:
 
 
 def anchor(record: int) -> None:
-    """Be in the scope, as nobody, and nothing else."""
+    """Stay in the scope, as nobody, and do nothing."""
     os.write(record, f"started\nanchor {os.getpid()}\n".encode())
     os.close(record)
     _become({"groups": [], "gid": NOBODY, "uid": NOBODY, "cwd": "/"})
@@ -72,7 +71,7 @@ def anchor(record: int) -> None:
 
 
 def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
-    """Run the command of the spec, as its user, and write the record."""
+    """Run the command of the spec as its user, and write the record."""
     with open(spec_fd, "rb") as file:
         spec = json.load(file)
     captured = None
@@ -108,7 +107,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
 
 
 def capture(pipe: int, pid: int, most: int) -> bytes:
-    """The first `most` bytes of what the command, and what it started, printed until its end."""
+    """The first `most` bytes that the command and its children print until the command ends."""
     said, until = b"", math.inf
     ended = os.pidfd_open(pid)
     poller = select.poll()
@@ -130,12 +129,12 @@ def capture(pipe: int, pid: int, most: int) -> bytes:
 
 
 def _become(spec: dict[str, Any]) -> None:
-    # The guard's protection from the out-of-memory killer is not for the minds.
+    # Minds do not get the guard's protection from the out-of-memory killer.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("0")
     os.umask(0o022)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if os.geteuid() == 0:  # under a user's own service manager all are that user
+    if os.geteuid() == 0:  # under a user's own service manager all processes are that user's
         os.setgroups(spec["groups"])
         os.setresgid(spec["gid"], spec["gid"], spec["gid"])
         os.setresuid(spec["uid"], spec["uid"], spec["uid"])
@@ -143,9 +142,9 @@ def _become(spec: dict[str, Any]) -> None:
 
 
 def account(files: dict[str, str]) -> str:
-    """CPU in µs and memory in bytes of the scope, bytes that went to and came from storage."""
+    """The scope's CPU in µs and memory in bytes, and the bytes read from and written to storage."""
     lines = []
-    # What a child read and wrote is added to its parent's own account when it is reaped.
+    # A parent's account includes that of each reaped child.
     for path, keys in (
         (files["cpu_stat"], {"usage_usec": "cpu_usec"}),
         ("/proc/self/io", {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
@@ -167,6 +166,6 @@ def account(files: dict[str, str]) -> str:
 if __name__ == "__main__":
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)  # so that no descriptor that comes later is 0: a turn's is made its own
+    os.dup2(null, 0)  # no later descriptor may be 0: a turn's stdin is duplicated to it
     os.close(null)
     serve(control)

@@ -1,4 +1,4 @@
-"""Writing to the journal without ever waiting for it."""
+"""Writes to the journal without ever waiting for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STDOUT = "/run/systemd/journal/stdout"
 
 
 class Journal:
-    """journald's native protocol over a socket that does not block.
+    """journald's native protocol over a non-blocking socket.
 
-    While journald does not read (its disk may be the stalled one), entries are dropped and counted; the
-    next one that gets through says how many. Outside systemd, entries go to stderr as text.
+    While journald does not read (its disk may be the stalled one) entries are dropped and counted; the next
+    entry says how many. Without journald entries go to stderr as text.
     """
 
     def __init__(self, identifier: str = "hostguard") -> None:
@@ -29,7 +29,7 @@ class Journal:
         self._socket: socket.socket | None = _connect()
 
     def send(self, text: str, priority: int = 6, fields: Mapping[str, str] | None = None) -> None:
-        """One entry. `priority` is syslog's, 0 to 7; `fields` are further journal fields."""
+        """Write an entry. `priority` is that of syslog, 0 to 7; `fields` are further journal fields."""
         if self._socket is None:
             sys.stderr.write(text + "\n")
             return
@@ -54,7 +54,7 @@ class Journal:
             return True
         except BlockingIOError:
             return False
-        except OSError:  # its socket was made anew
+        except OSError:  # journald made a new socket
             again = _connect()
             if again is None:
                 return False
@@ -103,39 +103,39 @@ class Handler(logging.Handler):
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
-        """A traceback without lines of source, which would be read from the disk."""
-        told = traceback.TracebackException(*ei, lookup_lines=False)
-        _drop_source(told)
-        return "".join(told.format()).rstrip()
+        """A traceback without source lines, which would be read from the disk."""
+        shown = traceback.TracebackException(*ei, lookup_lines=False)
+        _drop_source(shown)
+        return "".join(shown.format()).rstrip()
 
 
-def _drop_source(told: traceback.TracebackException) -> None:
-    frames = [(frame.filename, frame.lineno or 0, frame.name, "") for frame in told.stack]
-    told.stack = traceback.StackSummary.from_list(frames)
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+def _drop_source(shown: traceback.TracebackException) -> None:
+    frames = [(frame.filename, frame.lineno or 0, frame.name, "") for frame in shown.stack]
+    shown.stack = traceback.StackSummary.from_list(frames)
+    for other in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
         if other is not None:
             _drop_source(other)
 
 
 def take_over(journal: Journal) -> None:
-    """Have all that is logged, and what Python would tell stderr of faults, go to the journal."""
+    """Send logging, and what Python would write to stderr, to the journal."""
     logging.basicConfig(level=logging.INFO, handlers=[Handler(journal)])
     logging.captureWarnings(True)
-    # Python's own would read lines of source.
+    # Python's own would read source lines.
     warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}"
     sys.unraisablehook = _unraisable
 
 
 def _unraisable(fault: Any) -> None:
-    told = (fault.exc_type, fault.exc_value, fault.exc_traceback)
-    logging.getLogger(__name__).error("%s %r", fault.err_msg or "ignored in", fault.object, exc_info=told)
+    error = (fault.exc_type, fault.exc_value, fault.exc_traceback)
+    logging.getLogger(__name__).error("%s %r", fault.err_msg or "ignored in", fault.object, exc_info=error)
 
 
 def stream(identifier: str, unit: str) -> socket.socket | None:
-    """A stream for a process's output, to be its stdout; None if journald does not take one now.
+    """A stream to be a process's stdout; None if journald does not accept one now.
 
-    journald looks up the cgroup of the process that writes; `unit` serves for lines of one that is gone
-    by then. Only root may name a unit.
+    journald looks up the cgroup of the writing process; it takes `unit` if that process is gone by then. Only
+    root may name a unit.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""sd_notify(3): tells the service manager how we are."""
+"""Reports the daemon's state to the service manager, as sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import socket
 import struct
 from collections import deque
 
-AGAIN_S = 0.5  # until a service manager that took nothing is told again
-UNTOLD_MAX = 100  # messages that wait for it
+AGAIN_S = 0.5  # until a message that the service manager did not take is sent again
+UNSENT_MAX = 100  # messages
 
 
 class Notifier:
-    """Sends state to $NOTIFY_SOCKET, if there is one, without waiting.
+    """Sends states to $NOTIFY_SOCKET, if it is set, without waiting.
 
-    What PID 1 does not take (its queue is full: it may hang itself) is sent later, in order: without READY=1
-    it would end the service. Of status lines only the last counts.
+    What PID 1 does not take (its queue is full: it may hang) is sent later, in order: without READY=1 it
+    would end the service. Of consecutive status lines only the last is kept.
     """
 
     def __init__(self) -> None:
         path = os.environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
         self._status = ""
-        self._untold: deque[bytes] = deque(maxlen=UNTOLD_MAX)
+        self._unsent: deque[bytes] = deque(maxlen=UNSENT_MAX)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
 
@@ -32,7 +32,7 @@ class Notifier:
         """Send assignments such as READY=1. Call it on the event loop."""
         if self._address:
             raw = "\n".join(lines).encode()
-            if self._untold or not self._took(raw):
+            if self._unsent or not self._took(raw):
                 self._later(raw)
 
     def _took(self, raw: bytes) -> bool:
@@ -40,25 +40,25 @@ class Notifier:
             self._socket.sendto(raw, self._address)
         except BlockingIOError:
             return False
-        except OSError:  # there is nobody
+        except OSError:  # nobody listens
             pass
         return True
 
     def _later(self, raw: bytes) -> None:
-        if not self._untold:
-            asyncio.get_running_loop().call_later(AGAIN_S, self._send_untold)
-        elif self._untold[-1].startswith(b"STATUS=") and raw.startswith(b"STATUS="):
-            self._untold.pop()
-        self._untold.append(raw)
+        if not self._unsent:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._send_unsent)
+        elif self._unsent[-1].startswith(b"STATUS=") and raw.startswith(b"STATUS="):
+            self._unsent.pop()
+        self._unsent.append(raw)
 
-    def _send_untold(self) -> None:
-        while self._untold and self._took(self._untold[0]):
-            self._untold.popleft()
-        if self._untold:
-            asyncio.get_running_loop().call_later(AGAIN_S, self._send_untold)
+    def _send_unsent(self) -> None:
+        while self._unsent and self._took(self._unsent[0]):
+            self._unsent.popleft()
+        if self._unsent:
+            asyncio.get_running_loop().call_later(AGAIN_S, self._send_unsent)
 
     def keep(self, name: str, sock: socket.socket) -> None:
-        """Have the service manager hold the socket while we restart: it comes back under this name."""
+        """Let the service manager hold the socket over a restart; the next start gets it under this name."""
         if self._address:
             lines, fd = f"FDSTORE=1\nFDNAME={name}".encode(), struct.pack("i", sock.fileno())
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)]
@@ -66,18 +66,18 @@ class Notifier:
                 self._socket.sendmsg([lines], rights, 0, self._address)
 
     def forget(self, name: str) -> None:
-        """Have the service manager close what it holds under this name."""
+        """Let the service manager close the sockets that it holds under this name."""
         self.send("FDSTOREREMOVE=1", f"FDNAME={name}")
 
     def status(self, text: str) -> None:
-        """The line that `systemctl status` shows."""
+        """Set the line that `systemctl status` shows."""
         if text != self._status:
             self._status = text
             self.send(f"STATUS={text}")
 
 
 def watchdog_s() -> float | None:
-    """Seconds between two signs of life that the service manager asks for: half of its limit."""
+    """Seconds between watchdog messages, half of the service manager's limit; None if it wants none."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     if not usec.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

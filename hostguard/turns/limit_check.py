@@ -31,7 +31,7 @@ class Readback:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._tasks = Tasks()
-        self._device = Device(None, None, "not looked at yet")
+        self._device = Device(None, None, "not resolved yet")
         self._known: dict[Limits, tuple[Verdict, ...]] = {}
         self._slice: dict[Limits, tuple[Verdict, ...]] = {}  # of `tighten`
         self._told: dict[str, Label] = {}

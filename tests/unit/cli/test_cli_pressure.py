@@ -222,7 +222,7 @@ def test_replay_prints_each_change(away: StandIn, a_stall: Path) -> None:
         "device mmcblk0, Linux 6.12, hostguard 0.1",
         "",
         "SECONDS  LEVEL    CAP  ADMIT  LIVE  EVIDENCE",
-        "0.00     calm     -    -      2     looked at for the first time",
+        "0.00     calm     -    -      2     first sample",
         "2.00     stalled  1    1      2     3 requests in flight, none completed for 2.0 s",
         "5.00     stalled  1    1      2     3 requests in flight, none completed for 5.0 s",
     ]
@@ -251,7 +251,7 @@ def test_replay_reads_standard_input(away: StandIn, a_stall: Path) -> None:
     ("setting", "told"),
     [
         ("floor", "'floor' is not KEY=VALUE"),
-        ("flour=1", "flour is no key of [pressure]"),
+        ("flour=1", "flour is not a key of [pressure]"),
         ("floor=0", "floor: allowed: a whole number from 1"),
         ("floor=", "floor: allowed: a whole number from 1"),
         ("calm_await=1s", "calm_await 1 s is not below strained_await 0.5 s"),

@@ -91,7 +91,7 @@ def test_a_loop_device_is_a_disk_of_its_own_and_says_where_its_data_is(sysfs: Sy
     (loop / "loop").mkdir()
     (loop / "loop/backing_file").write_text("/on/another/disk\n")
     sysfs.partition(loop, "loop0p1", NODE)
-    reason = "/x is on the partition loop0p1, on the disk loop0, which is kept in the file /on/another/disk"
+    reason = "/x is on the partition loop0p1, on the disk loop0, which is in the file /on/another/disk"
     assert found(sysfs) == Device("/dev/loop0", "loop0", reason)
 
 

@@ -160,7 +160,7 @@ def test_another_disk_is_met_without_prejudice(on_host):
         assert host.monitor.state.level is Level.STALLED
         host.monitor.use(OTHER)
         assert (host.monitor.state.level, host.monitor.state.cap) == (Level.CALM, None)
-        assert host.told[-1] == "calm: not looked at yet; cap 1 -> 4"
+        assert host.told[-1] == "calm: no sample yet; cap 1 -> 4"
         assert not host.monitor.samples, "what was seen of another disk is not compared with this one"
 
     on_host(work)

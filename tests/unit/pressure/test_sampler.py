@@ -108,7 +108,7 @@ def test_a_disk_that_vanishes_and_comes_back(kernel):
     kernel.disk("sda")
     look = sampler(kernel)
     assert look.read()[0] is None
-    assert look.disk_reason == "the kernel has no mmcblk0 any more"
+    assert look.disk_reason == "the kernel no longer has mmcblk0"
     kernel.disk("mmcblk0")
     assert (look.read()[0].reads, look.disk_reason) == (10, "ok")
 

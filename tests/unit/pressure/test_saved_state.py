@@ -47,7 +47,7 @@ def test_what_another_version_kept_is_left(file, caplog, change):
     saved_state.keep("mmcblk0", STALLED)
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert saved_state.recall("mmcblk0") is None
-    assert "is not what this version keeps" in caplog.text
+    assert "invalid for this version" in caplog.text
 
 
 def test_where_it_cannot_be_kept_that_is_said(file, caplog):

@@ -57,7 +57,7 @@ def lines(**changes: object) -> bytes:
         (b'{"hostguard_trace": 1}\n', "line 1: the head: no version, no device, no kernel"),
         (trace.head_line(HEAD).replace(b'"6.12"', b"6.12"), "line 1: kernel: expected a string"),
         (trace.head_line(HEAD).replace(b'"floor":1', b'"floor":0'), "line 1: floor: allowed: a whole number from 1"),
-        (trace.head_line(HEAD).replace(b'"floor"', b'"flour"'), "line 1: flour is no key of [pressure]: floor, "),
+        (trace.head_line(HEAD).replace(b'"floor"', b'"flour"'), "line 1: flour is not a key of [pressure]: floor, "),
         (trace.head_line(HEAD).replace(b'await":0.2', b'await":0.7'), "line 1: calm_await 0.7 s is not below"),
         (trace.head_line(HEAD) + b"{}\n", "line 2: a sample: no at, no live, no cap"),
         (trace.head_line(HEAD) + b"7\n", "line 2: a sample: expected an object"),
