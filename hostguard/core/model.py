@@ -17,7 +17,7 @@ class State(StrEnum):
     QUEUED = "queued"
     DELIVERING = "delivering"
     BATCHING = "batching"  # in a batch's buffer, until it is flushed
-    GATED = "gated"  # quarantined: no route of the mind matches its channel
+    QUARANTINED = "gated"  # no route of the mind matches its channel
     DONE = "done"
     DEAD = "dead"
     CANCELLED = "cancelled"
@@ -31,7 +31,7 @@ class State(StrEnum):
         return self not in PENDING
 
 
-PENDING = (State.QUEUED, State.DELIVERING, State.BATCHING, State.GATED)
+PENDING = (State.QUEUED, State.DELIVERING, State.BATCHING, State.QUARANTINED)
 
 
 class Reason(StrEnum):
@@ -200,7 +200,7 @@ class Target:
 
     mind: str
     session: str
-    state: State = State.QUEUED  # QUEUED, BATCHING, GATED or SKIPPED
+    state: State = State.QUEUED  # QUEUED, BATCHING, QUARANTINED or SKIPPED
     kind: Kind = Kind.MESSAGE
     result: Mapping[str, Any] = field(default_factory=dict)  # of SKIPPED: {"outcome", "reason"}
 

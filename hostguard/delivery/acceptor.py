@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hostguard.core.clock import now_ms
@@ -59,35 +60,24 @@ class _Stored(NamedTuple):
     settings: list[str]
 
 
+@dataclass(eq=False)
 class Acceptor:
     """Takes messages, and `hostguard run`s, into the queue. `mind_woken` reports minds to be woken."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        settings: SettingsStore,
-        routes: Callable[[str], Routes | None],
-        held: HeldBack,
-        queue: Queue,
-        ledger: Ledger,
-        backlog: Backlog,
-        run_clients: RunClients,
-        dispatcher: Dispatching,
-        mind_woken: Signal[MindWoken],
-        tasks: Tasks,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._routes = routes
-        self._held = held
-        self._queue = queue
-        self._ledger = ledger
-        self._backlog = backlog
-        self._run_clients = run_clients
-        self._dispatcher = dispatcher
-        self._mind_woken = mind_woken
-        self._tasks = tasks
-        self._pending: Counter[str] = Counter()  # rows per mind whose commit is under way
+    _policy: Policy
+    _settings: SettingsStore
+    _routes: Callable[[str], Routes | None]
+    _held: HeldBack
+    _queue: Queue
+    _ledger: Ledger
+    _backlog: Backlog
+    _run_clients: RunClients
+    _dispatcher: Dispatching
+    _mind_woken: Signal[MindWoken]
+    _tasks: Tasks
+    _pending: Counter[str] = field(
+        default_factory=Counter, init=False
+    )  # rows per mind whose commit is under way
 
     async def send(self, message: Message, also: Also = nothing) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""

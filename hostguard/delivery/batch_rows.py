@@ -1,4 +1,4 @@
-"""Rows that are gathered for a session: functions of a connection, as hostguard.store.deliveries."""
+"""Rows that wait in a batch for a session. Functions of a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCHING = "state IN ('batching', 'gated') AND state = 'batching'"
 
 
 def waiting(db: Connection) -> Iterator[tuple[Delivery, bytes]]:
-    """(row, payload) of every row that is gathered, in order of id."""
+    """(row, payload) of every row that waits in a batch, in order of id."""
     ids = db.execute(f"SELECT id FROM deliveries WHERE {_BATCHING} ORDER BY +id").fetchall()  # noqa: S608
     for (id_,) in ids:
         found = deliveries.with_payload(db, id_)
@@ -25,10 +25,10 @@ def waiting(db: Connection) -> Iterator[tuple[Delivery, bytes]]:
 
 
 def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: int, floor: int) -> Delivery | None:
-    """Let rows of one session go out: a new row takes them along, and each says which.
+    """Replace rows of one session by a new row with all their messages; None if there are none left.
 
-    A row that is gathered no more, since it was cancelled, is left out; None if that leaves nothing. The new
-    row's result names the messages' senders and channels until its turn ends.
+    Rows that were cancelled meanwhile are left out. The others end, and name the new row, whose result has
+    the messages' senders and channels until its turn ends.
     """
     found = [deliveries.with_payload(db, id_) for id_ in sorted(ids)]
     sources = [one for one in found if one is not None and one[0].state is State.BATCHING]

@@ -1,7 +1,7 @@
-"""When the messages that are gathered for a session of a mind go out. Pure.
+"""When the messages of a session's batch go out. Pure.
 
-The rules are volute.md's: a pause in the talk while the session is idle, the longest wait even while it is
-busy, a trigger, many messages, or somebody new who speaks in a channel that the running turn is about.
+The rules are Volute's: after a pause in the talk while the session is idle; after the longest wait even while
+it is busy; at once for a trigger, for many messages, or when somebody new speaks in a channel of the turn.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MESSAGES_MAX = 50  # Volute's own: as many go out at once
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A message that waits. `at`: when it came, in seconds of a clock that never jumps."""
+    """A message that waits. `at`: when it came, in seconds of the monotonic clock."""
 
     id: int
     at: float
     batch: Batch
     size: int = 0  # bytes of its payload
     urgent: bool = False  # it has a trigger, or `interrupt`
-    interrupt: bool = False  # somebody new spoke: the turn is to hear it now
+    interrupt: bool = False  # somebody new spoke: it goes into the running turn at once
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the session does. `idle_since` is only read while it is not busy."""
+    """Whether the session has a turn. `idle_since` counts only while it has none."""
 
     busy: bool = False
     idle_since: float = 0.0
@@ -39,7 +39,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the session's running turn was last told: by whom, where, and when."""
+    """The last messages that the session's running turn got: their senders and channels, and when."""
 
     senders: frozenset[str]
     channels: frozenset[str]
@@ -62,7 +62,7 @@ class Wait:
 
 
 def decide(items: Sequence[Item], session: Session, now: float, bytes_max: int) -> Flush | Wait:
-    """What becomes of the messages, in order of id. One larger than `bytes_max` goes alone."""
+    """Whether the messages, in order of id, go out now. One larger than `bytes_max` goes alone."""
     if not items:
         return Wait(None)
     count = _fitting(items, bytes_max)
@@ -87,7 +87,7 @@ def _fitting(items: Sequence[Item], bytes_max: int) -> int:
 
 
 def triggered(batch: Batch, text: str) -> bool:
-    """Whether a message with this text lets all go out at once."""
+    """True if a message with this text sends the whole batch at once."""
     folded = text.casefold()
     return any(trigger.casefold() in folded for trigger in batch.triggers)
 
@@ -95,9 +95,9 @@ def triggered(batch: Batch, text: str) -> bool:
 def interrupts(
     batch: Batch, sender: str | None, channel: str, heard: Heard | None, interrupted: float | None, now: float
 ) -> bool:
-    """Whether the message is to be heard in the running turn. `heard` is None if none runs.
+    """True if the message goes into the running turn at once. `heard` is None if none runs.
 
-    `interrupted`: when the session was last interrupted so.
+    `interrupted`: when that last happened in the session.
     """
     return (
         heard is not None
@@ -110,7 +110,7 @@ def interrupts(
 
 
 def gathered(payloads: Sequence[bytes], interrupt: bool) -> dict[str, Any]:
-    """The payload of the row that takes the messages along: volute.md's `batch`, by channel."""
+    """The payload of a batch's row, Volute's `batch`: the messages by channel."""
     channels: dict[str, list[Any]] = {}
     for raw in payloads:
         payload = told(json.loads(raw))

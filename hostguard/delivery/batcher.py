@@ -34,7 +34,7 @@ Key = tuple[str, str]  # mind, session
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What is known of a message that waits; its payload stays in the database."""
+    """A message that waits; its payload stays in the database."""
 
     item: Item
     sender: str | None
@@ -43,41 +43,33 @@ class _Message:
 
 @dataclass(eq=False)
 class _Buffer:
-    """One session's. `due`: when something goes out if nothing happens before; None: nothing waits."""
+    """The batch of one session. `due`: when it goes out if nothing happens before; None: nothing waits."""
 
     messages: dict[int, _Message] = field(default_factory=dict)  # by id, in order
-    leaving: frozenset[int] = frozenset()  # ids that are being stored as a batch: others wait, for the order
+    leaving: frozenset[int] = frozenset()  # ids being stored as a batch: the others wait, to keep the order
     session: Session = field(default_factory=Session)
     heard: Heard | None = None
     interrupted: float | None = None
     due: float | None = None
 
 
+@dataclass(eq=False)
 class Batcher:
-    """One for the guard, with one timer. Times are those of a clock that never jumps, in seconds."""
+    """The batches of all sessions, on one timer. Times are seconds of the monotonic clock."""
 
-    def __init__(
-        self,
-        policy: Configured,
-        live: Live,
-        queue: Queue,
-        ledger: Ledger,
-        dispatcher: Dispatching,
-        tasks: Tasks,
-    ) -> None:
-        self._policy = policy
-        self._live = live
-        self._queue = queue
-        self._ledger = ledger
-        self._dispatcher = dispatcher
-        self._tasks = tasks
-        self._buffers: dict[Key, _Buffer] = {}
-        self._counts: Counter[str] = Counter()
-        self._timer: asyncio.TimerHandle | None = None
-        self._wakes: float | None = None  # when the timer does
+    _policy: Configured
+    _live: Live
+    _queue: Queue
+    _ledger: Ledger
+    _dispatcher: Dispatching
+    _tasks: Tasks
+    _buffers: dict[Key, _Buffer] = field(default_factory=dict, init=False)
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _wakes: float | None = field(default=None, init=False)  # when the timer does
 
     async def start(self) -> None:
-        """Gather again what an earlier guard gathered. Raises Unavailable."""
+        """Gather again the rows of an earlier guard's batches. Raises Unavailable."""
         for turn in self._live:
             if turn.live.session is not None:
                 self.session_changed(SessionChanged(turn.live.mind, turn.live.session, True))
@@ -92,13 +84,13 @@ class Batcher:
             self._look(key)
 
     def close(self) -> None:
-        """Let nothing more go out: the next guard does."""
+        """Send no more batches: the next guard does."""
         if self._timer is not None:
             self._timer.cancel()
         self._buffers.clear()
 
     def count(self, mind: str) -> int:
-        """How many rows of the mind are gathered."""
+        """How many rows of the mind wait in batches."""
         return self._counts[mind]
 
     def add(self, row: Delivery, raw: bytes) -> None:
@@ -140,7 +132,7 @@ class Batcher:
         return key
 
     def _look(self, key: Key) -> None:
-        """Let go out what is due, and set the timer for the rest."""
+        """Send what is due, and set the timer for the rest."""
         buffer, bytes_max = self._buffers[key], self._policy.config.payload_max
         if buffer.leaving:
             return
@@ -180,7 +172,7 @@ class Batcher:
             self._look(key)
 
     def _last_heard(self, mind: str, session: str) -> Heard | None:
-        """What the session's turn was told last; None if it takes no messages, or was told nothing yet."""
+        """The last message that the session's turn got; None if it takes no messages, or got none yet."""
         turn = self._live.taking(mind, session)
         if turn is None or turn.delivery is None:
             return None

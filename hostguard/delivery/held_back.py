@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from hostguard.core.model import Delivery, State
 from hostguard.delivery.batcher import Batcher
@@ -10,12 +11,12 @@ from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import Quarantined
 
 
+@dataclass(eq=False)
 class HeldBack:
     """The batches and the quarantine as one."""
 
-    def __init__(self, batcher: Batcher, quarantine: Quarantine) -> None:
-        self._batcher = batcher
-        self._quarantine = quarantine
+    _batcher: Batcher
+    _quarantine: Quarantine
 
     async def start(self) -> None:
         """Hold again what an earlier guard held, once the queue is recovered. Raises Unavailable."""

@@ -1,4 +1,4 @@
-"""What callers send, checked at the edge. Pure: JSON in, a Message or a Problem out."""
+"""Checks what callers send. Pure: JSON in, a Message or a Problem out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYSTEM = "#system"  # every mind, unless the configuration says otherwise
 
 WHILE_SLEEPING = ("skip", "queue", "trigger-wake")
 KINDS = (Kind.MESSAGE, Kind.SYSTEM, Kind.NOTICE, Kind.LIFECYCLE)
-# Beside the content, what a message may tell the mind: volute.md.
+# What a message may tell the mind in addition to its content, as Volute defines it.
 MIND_FIELDS = {
     "conversationId",
     "platform",
@@ -51,7 +51,7 @@ class Message:
     """A message as it was sent, not yet planned for each of its minds. Times in ms, 0 = unset."""
 
     minds: tuple[str, ...]
-    session: str | None  # None: the mind's routes say
+    session: str | None  # None: as the mind's routes say
     payload: Mapping[str, Any]
     raw: bytes  # the payload as JSON
     kind: Kind = Kind.MESSAGE
@@ -207,14 +207,14 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
 
 
 def one_or_all(body: Mapping[str, Any]) -> str | None:
-    """The mind of a request that without one is about all of them. Raises Problem."""
+    """The mind of a request; None: it is about all minds. Raises Problem."""
     if body.get("mind") == "":
         raise bad_request("mind is empty: name one, or leave it out to mean all")
     return text(body, "mind", KEY_MAX)
 
 
 def known_fields(body: Any, fields: set[str]) -> None:
-    """Refuse what a request does not have: passed over, it would mean something else. Raises Problem."""
+    """Refuse unknown fields: ignored, the request would mean something else. Raises Problem."""
     if not isinstance(body, Mapping):
         raise bad_request("the body must be a JSON object")
     other = sorted(set(body) - fields)

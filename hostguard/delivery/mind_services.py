@@ -1,4 +1,4 @@
-"""Starts and stops the units that run minds, as these wake and sleep."""
+"""Starts and stops the services that run minds, as the minds wake and sleep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -20,9 +22,9 @@ from hostguard.turns.live import Live
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0  # until systemd, which did not answer, is asked again
-# A service is often started before it listens; a POST that is refused would wait for 5 s.
+# A service may count as started before it listens, and a refused POST is tried again only after 5 s.
 LISTEN_S = 10.0
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class ServiceManager(Protocol):
@@ -35,33 +37,28 @@ class ServiceManager(Protocol):
         """Stop a service."""
 
 
+@dataclass(eq=False)
 class MindServices:
     """The services of all minds; a mind without one is passed over. `started` reports those that run."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        settings: SettingsStore,
-        live: Live,
-        systemd: ServiceManager,
-        started: Signal[UnitStarted],
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._live = live
-        self._systemd = systemd
-        self._started = started
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._starting: set[str] = set()
-        self._tasks = Tasks()
+    _policy: Policy
+    _settings: SettingsStore
+    _live: Live
+    _systemd: ServiceManager
+    _started: Signal[UnitStarted]
+    _locks: defaultdict[str, asyncio.Lock] = field(
+        default_factory=partial(defaultdict, asyncio.Lock), init=False
+    )
+    _starting: set[str] = field(default_factory=set, init=False)
+    _tasks: Tasks = field(default_factory=Tasks, init=False)
 
     def resume(self) -> None:
-        """Start what the guard before did not come to."""
+        """Start the services that the previous guard did not get to."""
         for mind in self._settings.all(START):
             self._tasks.start(self.start(mind))
 
     def close(self) -> None:
-        """Let go."""
+        """Stop waiting for systemd."""
         self._tasks.cancel()
 
     async def start(self, mind: str) -> None:
@@ -80,7 +77,7 @@ class MindServices:
         self._started.send(UnitStarted(unit))
 
     def stop(self, mind: str) -> None:
-        """Stop the unit of a mind that sleeps, once it has no turn."""
+        """Stop the service of a mind that sleeps, once it has no turn."""
         unit = self._unit(mind)
         if unit is not None and self._may_stop(mind):
             self._tasks.start(self._stop(mind, unit))
@@ -103,14 +100,14 @@ class MindServices:
                         _, writer = await asyncio.open_connection(url.hostname, url.port)
                         writer.close()
                         return
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("%s: takes no connections %.0f s after its start", unit, LISTEN_S)
 
     async def _ask(
         self, unit: str, call: Callable[[str], Awaitable[None]], wanted: Callable[[], bool]
     ) -> bool:
-        """True once systemd has done it."""
+        """Repeat the call until systemd answers; True if it succeeded."""
         while wanted():
             try:
                 await call(unit)

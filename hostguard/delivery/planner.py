@@ -1,7 +1,4 @@
-"""What becomes of a message for one mind: may it wake it, does a route take it, does a batch keep it. Pure.
-
-The gate decides when a row starts; this decides, once, when a message is accepted, which row it is.
-"""
+"""Plans which row a message becomes for one mind, when it is accepted: sleep, routes and batches. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from hostguard.turns.command import FILE_SESSION
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A mind as it is when a message comes for it. `routes` is None for a mind without a file of them."""
+    """A mind at the moment a message arrives. `routes` is None for a mind without a routes.json."""
 
     mind: Mind
     asleep: bool = False
@@ -30,7 +27,7 @@ class Recipient:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The row to store, and whether the mind is to be woken for it."""
+    """The row to store, and whether it wakes the mind."""
 
     target: Target
     wake: bool = False
@@ -55,12 +52,12 @@ def plan(recipient: Recipient, message: Message) -> Plan:
 
 
 def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
-    """The row of a message that the mind's routes place. `payload` has a channel (payload.told)."""
+    """The row that the mind's routes make of a message. `payload` has a channel (payload.told)."""
     routed = route(routes, mind, payload)
     if routed.action == "filtered":
         return _skipped(mind, MAIN_SESSION, "filtered", routed.text)
     if routed.action == "gated":
-        return Target(mind, MAIN_SESSION, State.GATED)
+        return Target(mind, MAIN_SESSION, State.QUARANTINED)
     if routed.action == "file":
         return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
     session = named(routed.session or MAIN_SESSION)
@@ -75,7 +72,7 @@ def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
 
 
 def named(session: str) -> str:
-    """The session, or in place of "$new" one of its own."""
+    """The session; in place of "$new" a new name."""
     return f"{NEW_PREFIX}{secrets.token_hex(4)}" if session == NEW_SESSION else session
 
 

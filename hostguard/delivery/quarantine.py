@@ -10,6 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hostguard.core.clock import now_ms
@@ -31,30 +32,21 @@ log = logging.getLogger(__name__)
 AGAIN_S = 30.0  # after the queue could not be read
 
 
+@dataclass(eq=False)
 class Quarantine:
     """Counts the quarantined rows, which are in the database, and releases them to a batch or to the gate."""
 
-    def __init__(
-        self,
-        policy: Configured,
-        routes: Callable[[str], Routes | None],
-        queue: Queue,
-        ledger: Ledger,
-        batcher: Batcher,
-        dispatcher: Dispatching,
-        tasks: Tasks,
-    ) -> None:
-        self._policy = policy
-        self._routes = routes
-        self._queue = queue
-        self._ledger = ledger
-        self._batcher = batcher
-        self._dispatcher = dispatcher
-        self._tasks = tasks
-        self._counts: Counter[str] = Counter()
-        self._due: set[str] = set()  # minds whose rows are to be checked
-        self._now: str | None = None  # the mind whose rows are being checked
-        self._work: asyncio.Task[None] | None = None
+    _policy: Configured
+    _routes: Callable[[str], Routes | None]
+    _queue: Queue
+    _ledger: Ledger
+    _batcher: Batcher
+    _dispatcher: Dispatching
+    _tasks: Tasks
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
+    _due: set[str] = field(default_factory=set, init=False)  # minds whose rows are to be checked
+    _now: str | None = field(default=None, init=False)  # the mind whose rows are being checked
+    _work: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def start(self) -> None:
         """Count what an earlier guard left, and release what a route matches by now. Raises Unavailable."""
@@ -75,13 +67,13 @@ class Quarantine:
 
     def stored(self, fresh: Sequence[Delivery], raw: bytes, done: Quarantined) -> None:
         """Count the quarantined ones of a message's new rows."""
-        rows = [row for row in fresh if row.state is State.GATED]
+        rows = [row for row in fresh if row.state is State.QUARANTINED]
         self._counts.update(row.mind for row in rows)
         for mind, id_ in done.archived:
             self._counts[mind] -= 1
             self._ledger.waiters.tell(id_)
         for row in rows:  # the routes may have changed while it was being stored
-            if self._place(row.mind, told(json.loads(raw))).state is not State.GATED:
+            if self._place(row.mind, told(json.loads(raw))).state is not State.QUARANTINED:
                 self._check(row.mind)
 
     def cancel(self, row: Delivery) -> None:
@@ -115,7 +107,7 @@ class Quarantine:
             try:
                 await self._release(mind)
             except Unavailable as error:
-                log.warning("quarantined messages of %s cannot be read: %s", mind, error)
+                log.warning("gated messages of %s cannot be read: %s", mind, error)
                 asyncio.get_running_loop().call_later(AGAIN_S, self._check, mind)
             finally:
                 self._now = None
@@ -131,7 +123,7 @@ class Quarantine:
         moved = await self._ledger.write(lambda db: quarantine_rows.move(db, moves, now_ms()))
         out, ended = len(moved.out), len(moved.ended)
         self._counts[mind] -= out + ended
-        log.info("%s: a rule matches now: %d quarantined messages go out, %d do not", mind, out, ended)
+        log.info("%s: a rule matches now: %d gated messages go out, %d do not", mind, out, ended)
         for id_ in moved.ended:
             self._ledger.waiters.tell(id_)
         for row, raw in moved.out:

@@ -1,8 +1,7 @@
-"""The minds' routes.json files: read off the event loop, kept in memory, read again when they change.
+"""The minds' routes.json files: read in a thread, held in memory, read again when they change.
 
-Changes are told by inotify, of every folder on the way to a file: so a file that does not exist yet, one that
-is replaced, and a folder that is swapped are all seen. Only what is mounted over a folder is not; a reload
-reads all files again.
+inotify watches every folder on the path to a file, so a file that does not exist yet, one that is replaced
+and a folder that is swapped are all noticed. A mount over a folder is not; a reload reads all files again.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from dataclasses import dataclass
 
 from hostguard.core.model import Config
 from hostguard.core.signals import RoutesChanged, Signal
+from hostguard.core.tasks import Tasks
 from hostguard.delivery.routes import ROUTES_MAX, Routes, instructions, parse_routes
 from hostguard.linux import inotify
 from hostguard.linux.inotify import Inotify
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.05  # what writes a file makes several changes
+SETTLE_S = 0.05  # one write of a file makes several changes
 LOAD_S = 10.0  # the guard starts without routes that cannot be read within this
 
 Stamp = tuple[int, ...]
@@ -32,18 +32,18 @@ GONE: Stamp = ()  # of a file that does not exist
 
 @dataclass(eq=False)
 class _File:
-    """One mind's file. `stamp`: of what was read last, good or bad."""
+    """One mind's file. `stamp` is that of the version read last, valid or not."""
 
     path: str
     stamp: Stamp | None = None
     routes: Routes | None = None
-    watches: frozenset[tuple[int, str]] = frozenset()  # with the entry that matters in each
-    blind: bool = False  # not every folder could be watched, which was said
+    watches: frozenset[tuple[int, str]] = frozenset()  # each with the folder entry that matters
+    blind: bool = False  # not every folder could be watched, and this was logged
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a look at a file found. `stamp` None: it is as it was."""
+    """The result of checking a file. `stamp` None: it has not changed."""
 
     watches: frozenset[tuple[int, str]]
     blind: OSError | None = None
@@ -61,11 +61,12 @@ class RouteFiles:
         self._inotify: Inotify | None = None
         self._index: dict[tuple[int, str], set[str]] = {}  # (watch, entry) -> minds
         self._due: set[str] = set()  # minds whose file is to be looked at
+        self._tasks = Tasks()
         self._work: asyncio.Task[None] | None = None
         self._settling: asyncio.TimerHandle | None = None
 
     async def start(self, config: Config) -> None:
-        """Read all files, and watch them. On a card that does not answer it goes on alone after LOAD_S."""
+        """Read all files, and watch them; after LOAD_S this goes on in the background."""
         try:
             self._inotify = Inotify()
         except OSError as error:
@@ -75,14 +76,14 @@ class RouteFiles:
         await self.reload(config)
 
     async def reload(self, config: Config) -> None:
-        """Take over another configuration, and read all files again that changed."""
+        """Apply a new configuration, and read every file that changed."""
         wanted = {name: mind.routes for name, mind in config.minds.items() if mind.routes is not None}
         for name in self._files.keys() - wanted.keys():
             if self._files.pop(name).routes is not None:
                 self._changed.send(RoutesChanged(name))
         for name, path in wanted.items():
             known = self._files.get(name)
-            if known is None or known.path != path:  # its old routes are good until the new ones are read
+            if known is None or known.path != path:  # the old routes hold until the new ones are read
                 self._files[name] = _File(path, routes=known.routes if known is not None else None)
         self._reindex()
         self._due.update(wanted)
@@ -92,7 +93,7 @@ class RouteFiles:
             log.warning("the device does not answer: routes are read once it does")
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
         if self._settling is not None:
@@ -129,7 +130,7 @@ class RouteFiles:
     def _look(self) -> asyncio.Task[None]:
         self._settling = None
         if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._look_at_due())
+            self._work = self._tasks.start(self._look_at_due())
         return self._work
 
     async def _look_at_due(self) -> None:
@@ -159,7 +160,7 @@ class RouteFiles:
 
 
 def _take_over(mind: str, file: _File, look: _Look) -> bool:
-    """Whether the mind's routes are others now."""
+    """True if the mind's routes changed."""
     file.watches = look.watches
     if look.blind is not None and not file.blind:
         log.warning("%s: changes are only seen at a reload: %s", file.path, _mend(look.blind))
@@ -186,7 +187,7 @@ def _mend(error: OSError) -> str:
     return f"{error.filename} cannot be watched: {error.strerror}"
 
 
-# -- in a thread: whatever follows may wait for the disk
+# -- in a thread: all of this may wait for the disk
 
 
 def _look_at(notifier: Inotify | None, files: Sequence[tuple[str, Stamp | None]]) -> list[_Look]:
@@ -200,7 +201,7 @@ def _look_at_one(notifier: Inotify | None, path: str, stamp: Stamp | None) -> _L
     except (FileNotFoundError, NotADirectoryError):
         return _Look(watches, blind, GONE)
     except OSError as error:
-        # Told once for each kind of fault, as the stamp shows.
+        # Logged once for each kind of fault, as the stamp shows.
         return _Look(watches, blind, *_fault((error.errno or 0,), stamp, f"cannot be read: {error.strerror}"))
     except ValueError as error:
         return _Look(watches, blind, *_fault((-1,), stamp, str(error)))
@@ -238,7 +239,7 @@ def _read(path: str, stamp: Stamp | None) -> tuple[Stamp, bytes | None]:
 
 
 def _watch(notifier: Inotify | None, path: str) -> tuple[frozenset[tuple[int, str]], OSError | None]:
-    """Watch all folders on the way to the file, from the root on, and to where links of it lead."""
+    """Watch all folders on the path to the file, from the root on, and on the path that its links lead to."""
     if notifier is None:
         return frozenset(), None
     watches: set[tuple[int, str]] = set()
@@ -247,7 +248,7 @@ def _watch(notifier: Inotify | None, path: str) -> tuple[frozenset[tuple[int, st
             try:
                 watch = notifier.watch(folder, inotify.ENTRIES | (inotify.CLOSE_WRITE if last else 0))
             except (FileNotFoundError, NotADirectoryError):
-                break  # the folder above tells when there is one
+                break  # the folder above reports when it appears
             except OSError as error:
                 return frozenset(watches), error
             watches.add((watch, entry))
@@ -255,7 +256,7 @@ def _watch(notifier: Inotify | None, path: str) -> tuple[frozenset[tuple[int, st
 
 
 def _way(path: str) -> Iterator[tuple[str, str, bool]]:
-    """(folder, the entry in it that leads on, whether that is the file) from the root on."""
+    """(folder, its entry on the path, whether that is the file) from the root on."""
     entries = [entry for entry in path.split("/") if entry]
     for number, entry in enumerate(entries):
         yield "/" + "/".join(entries[:number]), entry, number == len(entries) - 1

@@ -1,7 +1,4 @@
-"""A mind's routes: which session a message goes to, and how. Pure.
-
-The keys and their meaning are those of a mind's routes.json: volute.md.
-"""
+"""A mind's routes.json, as Volute defines it: which session a message goes to, and how. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from hostguard.delivery.wake_rules import text_of
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
 RULES_MAX = 1_000  # rules, and patterns of sessions
 PATH_MAX = 1_000  # characters of a file's path
-# Triggers are stored with each message that is gathered, and each is looked for in it.
+# Triggers are stored with each message of a batch, and each is searched for in it.
 TRIGGERS_MAX, TRIGGER_MAX = 100, 100  # of a batch; characters of one
 # Volute's own defaults.
 DEBOUNCE_S = 5.0
@@ -38,7 +35,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How messages of a session are gathered. Triggers are substrings, in any case."""
+    """How messages of a session are batched. Triggers are substrings; case does not matter."""
 
     debounce_s: float = DEBOUNCE_S
     max_wait_s: float = MAX_WAIT_S
@@ -50,7 +47,7 @@ Mode = Batch | Literal["immediate"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `match` has the keys of the file; one that is not known never matches."""
+    """One rule. `match` has the keys of the file; an unknown one never matches."""
 
     match: Fields
     session: str | None = None
@@ -62,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class SessionRule:
-    """What the sessions that fit a pattern have, whatever the rule that led there says."""
+    """Settings of the sessions that match a pattern; they override those of the rule."""
 
     pattern: str
     mode: Mode = "immediate"
@@ -76,12 +73,12 @@ class Routes:
     rules: tuple[Rule, ...] = ()
     sessions: tuple[SessionRule, ...] = ()
     default: str = MAIN_SESSION
-    gate_unmatched: bool = True
+    quarantine_unmatched: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Where a message goes. `rule` counts from 1; `session` may be "$new"; `text` explains it."""
+    """Where a message goes. `rule` counts from 1; `session` may be "$new"; `text` explains the choice."""
 
     action: Literal["deliver", "file", "filtered", "gated"]
     text: str
@@ -95,7 +92,7 @@ class Routed:
 
 
 def parse_routes(text: str) -> Routes:
-    """Read a routes.json of at most ROUTES_MAX bytes. Raises ValueError: the key, and what it may be."""
+    """Parse a routes.json of at most ROUTES_MAX bytes. Raises ValueError, which names the wrong key."""
     try:
         data = json.loads(text)
     except RecursionError:
@@ -159,7 +156,7 @@ def _session_rule(pattern: str, value: Any, where: str) -> SessionRule:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it can be sent on: half of a surrogate pair cannot."""
+    """True for a text without half a surrogate pair, which could not be sent on."""
     return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
@@ -223,7 +220,7 @@ def route(routes: Routes, mind: str, payload: Fields) -> Routed:
             return Routed("filtered", f"{text}, and takes only what mentions {mind}", rule=number)
         session = expand(rule.session or routes.default, payload)
         return _deliver(routes, session, rule.batch, number, f"{text}: session {session}")
-    if routes.gate_unmatched:
+    if routes.quarantine_unmatched:
         return Routed("gated", "no rule matches, so it is kept until one does")
     session = expand(routes.default, payload)
     return _deliver(routes, session, None, None, f"no rule matches: session {session}")
@@ -239,7 +236,7 @@ def _deliver(routes: Routes, session: str, batch: Batch | None, rule: int | None
 
 
 def instructions(routes: Routes, session: str) -> str | None:
-    """What a mind is to be told beside each message of the session."""
+    """The instructions that go with each message of the session."""
     settings = _settings(routes, session)
     return settings.instructions if settings is not None else None
 
@@ -270,7 +267,7 @@ def _participants(payload: Fields) -> int:
 
 
 def expand(template: str, payload: Fields) -> str:
-    """The session's name with ${sender} and ${channel} filled in, made safe. "$new" stays."""
+    """A safe session name with ${sender} and ${channel} filled in. "$new" stays."""
     if template == NEW_SESSION:
         return template
     values = {"sender": payload.get("sender") or "unknown", "channel": payload.get("channel") or "unknown"}
@@ -278,7 +275,7 @@ def expand(template: str, payload: Fields) -> str:
 
 
 def safe_session(name: str) -> str:
-    """A name that can stand in a path: "/", "\\", "..", NUL become "-"; of the guard's own ones none."""
+    """A name that is safe in a path: "/", "\\", ".." and NUL become "-"; never one of the guard's own."""
     safe = re.sub(r"[/\\\0]|\.\.", "-", name)
     safe = "".join(char if char.isprintable() else "-" for char in safe)[:SESSION_MAX]
     return f"-{safe[1:]}" if safe.startswith(OWN_SESSION) else safe

@@ -1,11 +1,8 @@
-"""Keeps the schedules: fires what is due through the gate, and remembers it in the same transaction.
+"""The schedules: due messages go through the gate, and each time is noted in the same transaction.
 
-A time fires exactly once: its row and the note that it is dealt with are one transaction, whose key
-("schedule:NAME:MS") is refused a second time, too. What comes too late was missed, which the journal says;
-twice if the guard is killed in that moment, but not never.
-
-The note is the setting "fired.NAME": {"seen": up to when all times are dealt with, "last": when it fired last
-or null, "of": the times that were meant}. Schedules added at run time are settings "schedule.NAME".
+A time fires exactly once: its row and the note (store.settings.Fired) are one transaction, and its key
+"schedule:NAME:MS" is refused a second time. A time that is too late was missed: the journal says so, twice
+if the guard is killed at that moment, but never not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, tzinfo
 
 from hostguard.config.cron import LATE_MS, Due, due, next_time
@@ -35,61 +32,53 @@ from hostguard.turns.command import SCRIPT_SESSION
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 10_000  # until what could not be stored is tried again
+AGAIN_MS = 10_000  # until a write that failed is tried again
 MISSED_PER_LINE = 50  # times named in one line of the journal
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule that runs. `kept`: it was added at run time."""
+    """A schedule that runs. `added`: at run time, not in the configuration."""
 
     schedule: Schedule
-    kept: bool
+    added: bool
     zone: tzinfo
 
     @property
     def meant(self) -> str:
-        """What its times follow from: if that changes, none was missed."""
+        """What its times depend on: if that changes, none was missed."""
         return _meant(self.schedule)
 
 
 @dataclass(slots=True)
 class _Watch:
-    """What is known of a schedule while the guard runs. Times in ms."""
+    """The state of a schedule while the guard runs. Times in ms."""
 
-    next: int | None = 0  # when to look at it again; None: never
+    next: int | None = 0  # when to check it again; None: never
     busy: bool = False
-    said: str = ""  # why it cannot fire
-    told: int = 0  # up to when misses are in the journal
+    fault: str = ""  # why it cannot fire, as logged
+    reported: int = 0  # up to when missed times are in the journal
 
 
+@dataclass(eq=False)
 class Scheduler:
     """All schedules, on one timer."""
 
-    def __init__(
-        self,
-        policy: Configured,
-        settings: SettingsStore,
-        acceptor: Acceptor,
-        events: Events,
-        tasks: Tasks,
-        clock: Callable[[], int] = now_ms,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._acceptor = acceptor
-        self._events = events
-        self._tasks = tasks
-        self._clock = clock
-        self._entries: dict[str, Entry] = {}
-        self._watches: dict[str, _Watch] = {}
-        self._zones: dict[str, tzinfo | None] = {}
-        self._looked = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+    _policy: Configured
+    _settings: SettingsStore
+    _acceptor: Acceptor
+    _events: Events
+    _tasks: Tasks
+    _clock: Callable[[], int] = now_ms
+    _entries: dict[str, Entry] = field(default_factory=dict, init=False)
+    _watches: dict[str, _Watch] = field(default_factory=dict, init=False)
+    _zones: dict[str, tzinfo | None] = field(default_factory=dict, init=False)
+    _looked: int = field(default=0, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
     async def start(self) -> None:
-        """Begin; what fell due while the guard was away is caught up with."""
+        """Begin, and catch up with what fell due while the guard was away."""
         await self.reload()
 
     async def reload(self) -> None:
@@ -111,10 +100,12 @@ class Scheduler:
     # -- which schedules there are
 
     def all(self) -> dict[str, tuple[Schedule, bool]]:
-        """All schedules by name, also those that do not run; True: added at run time."""
+        """All schedules by name, also disabled ones; True: added at run time."""
         config = self._policy.config
-        kept = {name: (Schedule(name, **table), True) for name, table in self._settings.all(SCHEDULE).items()}
-        return kept | {name: (schedule, False) for name, schedule in config.schedules.items()}
+        added = {
+            name: (Schedule(name, **table), True) for name, table in self._settings.all(SCHEDULE).items()
+        }
+        return added | {name: (schedule, False) for name, schedule in config.schedules.items()}
 
     def times(self, name: str) -> tuple[int | None, int | None]:
         """When it fires next, and when it last did, in ms."""
@@ -125,7 +116,7 @@ class Scheduler:
         return next_time(entry.schedule, self._clock(), entry.zone) if when == 0 else when, last
 
     async def add(self, schedule: Schedule) -> None:
-        """Keep a schedule. Raises Problem."""
+        """Add a schedule at run time. Raises Problem."""
         self._message(schedule, None)
         found = await requests.in_thread(zones, {schedule.timezone})
         table = {name: value for name, value in asdict(schedule).items() if name != "name"}
@@ -141,26 +132,26 @@ class Scheduler:
         await self._settings.change(*changes, then=stored)
 
     async def remove(self, name: str) -> None:
-        """Forget a schedule that was added at run time. Raises Problem."""
+        """Remove a schedule that was added at run time. Raises Problem."""
         await self._settings.change(*_gone(name), then=self._follow)
 
     async def run_now(self, schedule: Schedule) -> Accepted:
-        """Fire it once more, now. Raises Problem."""
+        """Send its message once, now. Raises Problem."""
         return await self._acceptor.send(self._message(schedule, None))
 
     def _arrange(self) -> None:
         minds, entries = self._policy.config.minds, {}
-        for name, (schedule, kept) in self.all().items():
+        for name, (schedule, added) in self.all().items():
             zone = self._zones.get(schedule.timezone)
             if zone is not None and schedule.enabled and schedule.mind in minds:
-                entries[name] = Entry(schedule, kept, zone)
+                entries[name] = Entry(schedule, added, zone)
                 watch = self._watches.setdefault(name, _Watch())
                 if entries[name] != self._entries.get(name):
-                    watch.next, watch.said = 0, ""
+                    watch.next, watch.fault = 0, ""
         self._entries = entries
 
     def _forget_others(self) -> None:
-        """A schedule that comes back, or is enabled again, missed nothing. What fires once keeps its note."""
+        """A schedule that comes back has missed nothing; but a one-time schedule keeps its note."""
         known = self.all()
         for name in self._settings.all(FIRED):
             if name not in self._entries and (name not in known or known[name][0].at is None):
@@ -173,7 +164,7 @@ class Scheduler:
     # -- the timer
 
     def check(self) -> None:
-        """Look at every schedule whose time has come."""
+        """Check every schedule whose time has come."""
         if self._closed:
             return
         now = self._clock()
@@ -182,7 +173,7 @@ class Scheduler:
         for name, entry in self._entries.items():
             watch = self._watches[name]
             if back:
-                watch.next, watch.told = 0, 0
+                watch.next, watch.reported = 0, 0
             if watch.next is None or watch.busy:
                 continue
             if watch.next <= now:
@@ -206,11 +197,11 @@ class Scheduler:
             found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
             self._tell_missed(entry, watch, found, now)
             await self._deal(name, entry, found)
-            again, watch.said = found.next, ""
+            again, watch.fault = found.next, ""
         except Problem as problem:
             again = self._clock() + AGAIN_MS
-            if watch.said != problem.detail:
-                watch.said = problem.detail
+            if watch.fault != problem.detail:
+                watch.fault = problem.detail
                 log.warning("schedule %s cannot fire: %s", name, problem.detail)
         finally:
             watch.busy = False
@@ -230,7 +221,7 @@ class Scheduler:
             await self._settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
-        for_good = entry.kept and entry.schedule.at is not None
+        for_good = entry.added and entry.schedule.at is not None
         state = Fired(seen=time, last=self._clock(), of=entry.meant)
         changes = _gone(name) if for_good else (FIRED.to(name, state),)
         message_ = self._message(entry.schedule, f"schedule:{name}:{time}")
@@ -246,7 +237,7 @@ class Scheduler:
             self._follow()
 
     def _message(self, schedule: Schedule, key: str | None) -> message.Message:
-        """What a schedule sends. Raises Problem if it is too large."""
+        """The message of a schedule. Raises Problem if it is too large."""
         kind, session = Kind.SCHEDULE, schedule.session
         payload = scheduled(schedule)
         if schedule.script is not None:
@@ -256,12 +247,12 @@ class Scheduler:
         return message.Message((schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish)
 
     def _tell_missed(self, entry: Entry, watch: _Watch, found: Due, now: int) -> None:
-        """Say of each missed time, once, that it was missed, and how many are made up for."""
+        """Log each missed time once, and how many are sent after all."""
         late = [time for time in found.fire if now - time > LATE_MS]
-        times = [time for time in (*found.missed, *late) if time > watch.told]
+        times = [time for time in (*found.missed, *late) if time > watch.reported]
         if not times:
             return
-        watch.told = times[-1]
+        watch.reported = times[-1]
         told = [_shown(time, entry.zone) for time in times]
         if found.since is not None:
             told[0] = f"all before {_shown(found.since, entry.zone)}, too many to name, {told[0]}"

@@ -1,12 +1,12 @@
-"""Puts minds to sleep, and wakes them. What a sleeping mind may start is the gate's to say.
+"""Puts minds to sleep, and wakes them. The gate holds the rows of a sleeping mind.
 
-awake -> falls asleep -> sleeps -> awake. A mind that is put to sleep is told so first: the message goes
-through the gate like any other, and when its turn is over, or it could not start within FALL_MS, the mind
-sleeps. Turns that run then go on to their end. A mind that a message woke sleeps again, without a word, once
-it has been idle for its sleep_after; the time until which it was to sleep stays.
+awake -> falls asleep -> sleeps -> awake. Before it sleeps a mind gets a message, which goes through the gate
+like any other: the mind sleeps when its turn is over, or if it could not start within FALL_MS. Turns that run
+by then go on to their end. A mind that a message woke sleeps again, without a message, once it has been idle
+for its sleep_after; it still wakes for good at the time that was set.
 
-A change is stored before it is told. Only the moment of falling asleep holds rows at once, and is stored
-meanwhile: after a kill in between the mind falls asleep anew.
+A change is stored before it takes effect. Only falling asleep takes effect at once, and is stored meanwhile:
+if the guard is killed in between, the mind falls asleep again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from hostguard.core import outcome
@@ -42,47 +44,36 @@ from hostguard.turns.live import Live
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-FALL_MS = 600_000  # a mind that takes no message for so long sleeps without it
-AGAIN_S = 5.0  # until what the card did not take is tried again
+FALL_MS = 600_000  # a mind whose message does not start within this sleeps without it
+AGAIN_S = 5.0  # until a write that the card did not take is tried again
 
 
+@dataclass(eq=False)
 class Sleeper:
     """The sleep of all minds."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        settings: SettingsStore,
-        acceptor: Acceptor,
-        held: HeldRows,
-        backlog: Backlog,
-        live: Live,
-        ledger: Ledger,
-        services: MindServices,
-        dispatcher: Dispatching,
-        events: Events,
-        clock: Callable[[], int] = now_ms,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._acceptor = acceptor
-        self._held = held
-        self._backlog = backlog
-        self._live = live
-        self._ledger = ledger
-        self._services = services
-        self._dispatcher = dispatcher
-        self._events = events
-        self._clock = clock
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._waking: set[str] = set()
-        self._tasks = Tasks((Problem,))
-        self._idle: dict[str, asyncio.TimerHandle] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+    _policy: Policy
+    _settings: SettingsStore
+    _acceptor: Acceptor
+    _held: HeldRows
+    _backlog: Backlog
+    _live: Live
+    _ledger: Ledger
+    _services: MindServices
+    _dispatcher: Dispatching
+    _events: Events
+    _clock: Callable[[], int] = now_ms
+    _locks: defaultdict[str, asyncio.Lock] = field(
+        default_factory=partial(defaultdict, asyncio.Lock), init=False
+    )
+    _waking: set[str] = field(default_factory=set, init=False)
+    _tasks: Tasks = field(default_factory=lambda: Tasks((Problem,)), init=False)
+    _idle: dict[str, asyncio.TimerHandle] = field(default_factory=dict, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def start(self) -> None:
-        """Go on where the guard before left off."""
+        """Resume where the previous guard stopped."""
         for mind in self._settings.all(SLEEP):
             if self._settings.get(WOKEN, mind):
                 self.wake_for_message(MindWoken(mind))
@@ -95,7 +86,7 @@ class Sleeper:
         self._set_timer()
 
     def close(self) -> None:
-        """Let go."""
+        """Stop, and wake no mind any more."""
         self._closed = True
         for timer in (*self._idle.values(), self._timer):
             if timer is not None:
@@ -106,7 +97,7 @@ class Sleeper:
     # -- to sleep
 
     async def sleep(self, mind: str, until: int | None) -> None:
-        """Tell the mind that it is to sleep, until a time in ms or until it is woken. Raises Problem."""
+        """Put the mind to sleep, until a time in ms or until it is woken. Raises Problem."""
         config, now = known_mind(mind, self._policy.config), self._clock()
         if until is not None and until <= now:
             raise bad_request("until is in the past")
@@ -121,7 +112,7 @@ class Sleeper:
             self._set_timer()
 
     async def _tell(self, mind: Mind, until: int | None, now: int) -> bool:
-        """Have the mind fall asleep over a message; False if it cannot be told."""
+        """Send the mind the message over which it falls asleep; False if it takes none."""
         when = f" until {_shown(until)}" if until is not None else ""
         text = f"[hostguard] You are about to sleep{when}. Messages are kept, but for those that wake you."
         by = now + FALL_MS
@@ -147,7 +138,7 @@ class Sleeper:
                 self._watch_idle(mind)
 
     def _fell(self, mind: str) -> None:
-        """If the message that tells of the sleep has had its turn, the mind sleeps."""
+        """If the message that announced the sleep has had its turn, the mind sleeps."""
         state = self._settings.get(SLEEP, mind)
         if state is None or state["since"] is not None or MAIN_SESSION in self._live.sessions(mind):
             return
@@ -188,7 +179,7 @@ class Sleeper:
     # -- awake
 
     async def wake(self, mind: str, by: str) -> None:
-        """Wake the mind for good, and tell it; `by` says of what. Raises Problem."""
+        """Wake the mind for good, with a message; `by` names the cause. Raises Problem."""
         known_mind(mind, self._policy.config)
         # A client that leaves must not leave a mind half awake.
         await asyncio.shield(self._tasks.start(self._wake(mind, by, by_message=False)))
@@ -261,7 +252,7 @@ class Sleeper:
         times += [woken["until"] for woken in wokens if woken is not True]
         first = min((time for time in times if time is not None), default=None)
         if first is not None and not self._closed:
-            # What is under way since its time came is looked at again in a second.
+            # A wake that is under way since its time came is checked again in a second.
             delay = min((first - self._clock()) / 1000, CLOCK_CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay if delay > 0 else 1.0, self.check)
 
@@ -298,7 +289,7 @@ class Sleeper:
         await self._or_back(mind, self._settings.change(*changes))
 
     async def _or_back(self, mind: str, write: Coroutine[Any, Any, T]) -> T:
-        """Make a change; one that the card may or may not have taken in the end is taken back."""
+        """Make a change, or undo it: the card may have taken it although it did not answer."""
         try:
             return await write
         except Problem as problem:

@@ -1,4 +1,4 @@
-"""What a message does to a mind that sleeps. Pure."""
+"""Whether a message wakes a sleeping mind, waits, or is skipped. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on_message(while_sleeping: str, wake_on: WakeOn, mind: str, payload: Mapping
 
 
 def text_of(content: Any) -> str:
-    """The words of a message's content: a text, a list of parts, or any other JSON value."""
+    """The text of a message's content, which is a text, a list of parts, or any other JSON value."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,26 +32,17 @@ BY_REQUEST = "cancelled by request"
 RUN_LEFT = "its `hostguard run` went away"
 
 
+@dataclass(eq=False)
 class Control:
     """Pauses, limits, and stopping a turn."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        settings: SettingsStore,
-        live: Live,
-        backlog: Backlog,
-        scopes: Scopes,
-        dispatcher: Dispatching,
-        events: Events,
-    ) -> None:
-        self._policy = policy
-        self._settings = settings
-        self._live = live
-        self._backlog = backlog
-        self._scopes = scopes
-        self._dispatcher = dispatcher
-        self._events = events
+    _policy: Policy
+    _settings: SettingsStore
+    _live: Live
+    _backlog: Backlog
+    _scopes: Scopes
+    _dispatcher: Dispatching
+    _events: Events
 
     async def pause(self, mind: str | None, on: bool) -> None:
         """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
@@ -126,30 +118,19 @@ class Control:
             known_mind(mind, self._policy.config)
 
 
+@dataclass(eq=False)
 class DeliveryControl:
     """Single deliveries: look one up, cancel it, try it again, wait for it."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        live: Live,
-        backlog: Backlog,
-        run_clients: RunClients,
-        ledger: Ledger,
-        waiters: Waiters,
-        gate: Gate,
-        held: HeldRows,
-        dispatcher: Dispatching,
-    ) -> None:
-        self._queue = queue
-        self._live = live
-        self._backlog = backlog
-        self._run_clients = run_clients
-        self._ledger = ledger
-        self._waiters = waiters
-        self._gate = gate
-        self._held = held
-        self._dispatcher = dispatcher
+    _queue: Queue
+    _live: Live
+    _backlog: Backlog
+    _run_clients: RunClients
+    _ledger: Ledger
+    _waiters: Waiters
+    _gate: Gate
+    _held: HeldRows
+    _dispatcher: Dispatching
 
     async def find(self, id_: int) -> Delivery:
         """One row."""
@@ -163,7 +144,7 @@ class DeliveryControl:
         row = await self.find(id_)
         if row.state is State.DELIVERING or self._live.by_id(row.turn or "") is not None:
             raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
-        if row.state in (State.BATCHING, State.GATED):
+        if row.state in (State.BATCHING, State.QUARANTINED):
             return await self._cancel_held(row)
         if row.state is not State.QUEUED:
             raise conflict(f"{id_} is {row.state} already")

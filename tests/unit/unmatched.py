@@ -15,7 +15,7 @@ ALL = parse_routes('{"rules": [{}]}')
 def unmatched(*minds, channel="#x", sender="ann", content="hello"):
     """A message that no route of its minds matches."""
     body = json.dumps({"content": content, "channel": channel, "sender": sender}).encode()
-    targets = [Target(mind, "main", State.GATED) for mind in minds or ("bob",)]
+    targets = [Target(mind, "main", State.QUARANTINED) for mind in minds or ("bob",)]
     return New(targets, body, 1000, sender=sender, channel=channel)
 
 

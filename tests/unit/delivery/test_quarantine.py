@@ -13,7 +13,7 @@ from hostguard.core.model import Config, Mind, State
 from hostguard.core.signals import RoutesChanged
 from hostguard.delivery import planner
 from hostguard.delivery.quarantine import Quarantine
-from hostguard.delivery.quarantine_rows import GATED_MAX, totals
+from hostguard.delivery.quarantine_rows import QUARANTINE_MAX, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
 
@@ -116,7 +116,7 @@ def test_what_is_cancelled_or_archived_counts_no_more(tmp_path):
         row, *_ = await host.send(unmatched())
         await host.parts.deliveries.cancel(row.id)
         assert host.quarantine.count("bob") == 0
-        for _ in range(GATED_MAX):
+        for _ in range(QUARANTINE_MAX):
             await host.send(unmatched())
         assert host.quarantine.count("bob") == (await host.queue.read(totals))["bob"]
 
@@ -169,10 +169,10 @@ def test_nothing_is_lost(tmp_path_factory, steps):
         out = await host.settled()
         rows = [await host.queue.read(lambda db, i=i: deliveries.get(db, i)) for i in ids]
         assert sorted(out) == [row.id for row in rows if row.state is State.QUEUED]
-        left = [row for row in rows if row.state is State.GATED]
+        left = [row for row in rows if row.state is State.QUARANTINED]
         assert host.quarantine.count("bob") == len(left)
         for row in left:
             payload = {"channel": row.channel, "sender": "ann", "content": "hello"}
-            assert planner.place("bob", host.routes["bob"], payload).state is State.GATED
+            assert planner.place("bob", host.routes["bob"], payload).state is State.QUARANTINED
 
     hosted(tmp_path_factory.mktemp("q"), work)

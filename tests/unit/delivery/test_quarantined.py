@@ -10,7 +10,7 @@ from unmatched import store, unmatched
 
 from hostguard.core.model import Kind, State, Target
 from hostguard.delivery import planner, quarantine_rows
-from hostguard.delivery.quarantine_rows import GATED_MAX, NOTHING, invite, move, read, release, totals
+from hostguard.delivery.quarantine_rows import NOTHING, QUARANTINE_MAX, invite, move, read, release, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
@@ -64,7 +64,7 @@ def test_the_rule_that_an_invite_names_lets_the_message_go(tmp_path):
 
 def test_a_long_message_is_cut_and_its_number_told():
     row = deliveries.Delivery(
-        1, "bob", "main", State.GATED, Kind.MESSAGE, None, None, "#x", 0, 0, 0, 0, None, 0, 0, {}
+        1, "bob", "main", State.QUARANTINED, Kind.MESSAGE, None, None, "#x", 0, 0, 0, 0, None, 0, 0, {}
     )
     text = invite(row, {"channel": "#x", "content": "y" * 300}, 11)
     assert "11 messages are kept back" in text
@@ -122,7 +122,9 @@ def test_a_message_that_is_sent_again_with_its_key_invites_nobody(tmp_path):
 
 def test_a_mind_keeps_a_bounded_number(tmp_path):
     def fill(db):
-        return [store(unmatched(channel=f"#{number % 7}"))(db)[1].archived for number in range(GATED_MAX)]
+        return [
+            store(unmatched(channel=f"#{number % 7}"))(db)[1].archived for number in range(QUARANTINE_MAX)
+        ]
 
     async def work(queue):
         archived = await queue.write(fill)
@@ -130,7 +132,7 @@ def test_a_mind_keeps_a_bounded_number(tmp_path):
         return archived, one, await queue.read(totals), await queue.read(lambda db: list(read(db, "bob")))
 
     archived, one, counts, left = on_queue(tmp_path, work)
-    assert [len(some) for some in archived] == [0] * (GATED_MAX - 1) + [500]
+    assert [len(some) for some in archived] == [0] * (QUARANTINE_MAX - 1) + [500]
     assert counts == {"bob": 500}
     assert (one.state, one.result["outcome"]) == (State.SKIPPED, "archived")
     assert min(id_ for id_, _ in left) > max(id_ for _, id_ in archived[-1])
@@ -222,7 +224,7 @@ def test_a_move_changes_only_gated_rows(tmp_path):
     async def work(queue):
         ids = [(await queue.write(store(unmatched(channel=f"#{n}"))))[0][0].id for n in range(3)]
         await queue.write(
-            lambda db: deliveries.close(db, [ids[0]], State.CANCELLED, 1, "by request", State.GATED)
+            lambda db: deliveries.close(db, [ids[0]], State.CANCELLED, 1, "by request", State.QUARANTINED)
         )
         targets = [
             Target("bob", "s"),

@@ -25,7 +25,7 @@ from hostguard.store.settings import SCHEDULE, SettingsStore
 
 FOLDER = Path(__file__).with_name("first_release")
 STATES = {
-    State.QUEUED: 12, State.DELIVERING: 1, State.BATCHING: 1, State.GATED: 2, State.BATCHED: 2, State.DONE: 6,
+    State.QUEUED: 12, State.DELIVERING: 1, State.BATCHING: 1, State.QUARANTINED: 2, State.BATCHED: 2, State.DONE: 6,
     State.DEAD: 1, State.CANCELLED: 1, State.EXPIRED: 1, State.SKIPPED: 1,
 }  # fmt: skip
 KINDS = {
