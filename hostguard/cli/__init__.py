@@ -1,4 +1,4 @@
-"""The `hostguard` command. One file per verb; a verb is imported only when it is used."""
+"""The `hostguard` command. Each verb has a file, which is imported only when the verb is used."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# The line of each verb stands here too, so that --help need not import them all.
+# The summary of each verb is repeated here, so that --help need not import them all.
 VERBS = {
     "Work": {
-        "send": "Put a message in the queue of a mind or of a channel's minds",
-        "run": "Run a command as a turn of a mind, once there is room",
+        "send": "Queue a message for a mind or for each mind of a channel",
+        "run": "Run a command as a turn of a mind",
     },
     "Look": {
-        "status": "Show how the host, its minds and its turns are",
+        "status": "Show the state of the host, its minds and its turns",
         "top": "Show what runs, what waits and how the disk is, once a second",
         "turns": "List the live turns, or show one",
         "queue": "List the waiting deliveries, or show one",
-        "why": "Tell why a delivery waits",
+        "why": "Explain why a delivery waits",
         "minds": "List the minds",
-        "dead": "Show dead letters, try them again, or drop them",
-        "logs": "Show what a turn, or a mind's turns, wrote",
-        "events": "Show holds, starts, ends and changes as they happen",
-        "report": "Write a page that tells what ran, what waited and why, and what the guard did",
-        "metrics": "Print the guard's metrics for Prometheus",
-        "pressure": "Show how the disk is, how many turns that allows and why, and the last changes",
+        "dead": "List, retry or drop dead letters",
+        "logs": "Show the output of a turn, or of all turns of a mind",
+        "events": "Show holds, starts, ends and changes",
+        "report": "Write a report on turns, waits and the guard's actions",
+        "metrics": "Print the metrics for Prometheus",
+        "pressure": "Show the level of the disk, how many turns it allows and why",
     },
     "Steer": {
         "stop": "Stop a live turn",
-        "cancel": "Take deliveries out of the queue",
-        "retry": "Queue deliveries again",
+        "cancel": "Remove deliveries from the queue",
+        "retry": "Queue ended deliveries again, due now",
         "pause": "Start no more turns, of one mind or of all",
-        "resume": "Undo a pause",
-        "limit": "Show the limits, or change one at once",
-        "sleep": "Let a mind sleep",
+        "resume": "End a pause",
+        "limit": "Show or change the limits",
+        "sleep": "Put a mind to sleep",
         "wake": "Wake a mind",
-        "schedule": "Show, add and remove schedules: messages and scripts at set times",
+        "schedule": "List, add, remove or run schedules",
     },
     "Set up": {
-        "setup": "Propose limits for this host, show them, and write them on yes",
+        "setup": "Propose limits for this host, and write them if you confirm",
         "doctor": "Check which limits this host can enforce, and explain how to fix those it cannot",
         "config": "Check or show the configuration",
-        "route": "Explain the routes of a mind",
-        "mind": "Set up one mind",
+        "route": "Test the routes of a mind",
+        "mind": "Add a mind, or make a token for it",
         "reload": "Read the configuration again",
         "demo": "Replay the incident, unguarded and guarded",
     },
@@ -55,7 +55,7 @@ VERBS = {
 
 
 def main() -> NoReturn:
-    """Run the command line and exit. A person's mistake ends in a message, never in a traceback."""
+    """Run the command line and exit. A user's mistake ends in a message, never in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -71,7 +71,7 @@ def main() -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
-    # One looks at it when the host is slow, and importing click takes three times as long as starting Python.
+    # Status is needed when the host is slow, and importing click takes thrice as long as starting Python.
     if arguments in (["status"], ["status", "--json"]):
         from hostguard.cli.overview import show
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the live names behind shell completion."""
+"""Options, shell completion and output that several verbs share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from click.shell_completion import CompletionItem
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError, NotRunning
-from hostguard.cli.render import as_json as to_json
+from hostguard.cli.render import to_json
 from hostguard.core.clock import now_ms
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.quantities import parse_duration, parse_when
-from hostguard.core.text import safe
+from hostguard.core.text import clock, safe
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
 
 def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of an option that is a duration: seconds."""
+    """Callback of an option that is a length of time: seconds."""
     try:
         return None if value is None else parse_duration(value)
     except ValueError as error:
@@ -35,29 +35,29 @@ def as_time(ctx: click.Context, param: click.Parameter, value: str | None) -> in
 
 
 def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of minds for shell completion; none if the daemon does not answer at once."""
+    """Complete the names of minds; nothing if the daemon does not answer within a second."""
     at = "@" if incomplete.startswith("@") else ""
     return _starting(incomplete, [(at + mind["name"], "") for mind in _live("/v1/minds", "minds")])
 
 
 def complete_addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of minds as a message is addressed to them, "@name", for shell completion."""
+    """Complete the names of minds as "@name"."""
     wanted = incomplete if incomplete.startswith("@") else f"@{incomplete}"
     return complete_minds(ctx, param, wanted)
 
 
 def complete_turns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids of live turns for shell completion."""
+    """Complete the ids of live turns."""
     return _starting(incomplete, [(turn["id"], mind_session(turn)) for turn in _live("/v1/turns", "turns")])
 
 
 def complete_rows(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids of deliveries that wait or are in a turn for shell completion."""
+    """Complete the ids of deliveries that wait or are in a turn."""
     return _starting(incomplete, _rows("/v1/deliveries"))
 
 
 def complete_dead(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids of dead letters for shell completion."""
+    """Complete the ids of dead letters."""
     return _starting(incomplete, _rows("/v1/deliveries?state=dead"))
 
 
@@ -74,7 +74,7 @@ def _live(path: str, name: str) -> list[Any]:
 
 
 def _starting(incomplete: str, found: list[tuple[Any, str]]) -> list[CompletionItem]:
-    """Those that begin so, each with a note for shells that show one. A turn that is not ours has no id."""
+    """The matches, each with a note for shells that show one. A turn not started by hostguard has no id."""
     return [
         CompletionItem(str(name), help=note)
         for name, note in found
@@ -82,22 +82,22 @@ def _starting(incomplete: str, found: list[tuple[Any, str]]) -> list[CompletionI
     ]
 
 
-def print_json(value: Any) -> None:
-    """Print `value` as JSON on stdout."""
-    click.echo(to_json(value))
+def show(answer: Any, as_json: bool, text: str) -> None:
+    """Print the answer as JSON, or else the text."""
+    click.echo(to_json(answer) if as_json else text)
 
 
 def mind_session(item: Any) -> str:
-    """ "mind", or "mind/session" unless it is the main one, safe to print."""
+    """ "mind", or "mind/session" if it is not the main session; safe to print."""
     session = item.get("session")
     mind = item.get("mind") or "-"
     return safe(mind if session in (None, "", MAIN_SESSION) else f"{mind}/{session}")
 
 
 def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
-    """POST `action` for each delivery and print what became of it; returns the exit code.
+    """POST `action` for each delivery and print the results; the exit code.
 
-    One that is refused is reported and does not stop the others.
+    An error is reported and does not stop the others.
     """
     changed, code = [], 0
     for id_ in ids:
@@ -108,22 +108,31 @@ def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
         except CliError as error:
             error.show()
             code = error.exit_code
-    if as_json:
-        print_json({"deliveries": changed})
-    else:
-        for row in changed:
-            click.echo(f"{row['id']} {mind_session(row)} {done}")
+    if changed or as_json:
+        lines = [f"{row['id']} {mind_session(row)} {done}" for row in changed]
+        show({"deliveries": changed}, as_json, "\n".join(lines))
     return code
 
 
 def set_pause(action: str, mind: str | None, as_json: bool) -> None:
-    """POST "pause" or "resume" for one mind, or for the host, and print what is paused now."""
+    """POST "pause" or "resume" for one mind, or for all, and print which minds are paused now."""
     answer = client.call("POST", f"/v1/{action}", body={"mind": mind and mind.removeprefix("@")})
-    if as_json:
-        print_json(answer)
-        return
     names = ", ".join(safe(name) for name in answer["paused"])
     if answer["host"]:
-        click.echo("paused: all minds" + (f", and by name: {names}" if names else ""))
+        text = "paused: all minds" + (f", and by name: {names}" if names else "")
     else:
-        click.echo(f"paused: {names}" if names else "nothing is paused")
+        text = f"paused: {names}" if names else "nothing is paused"
+    show(answer, as_json, text)
+
+
+def set_sleep(action: str, mind: str, body: dict[str, Any], as_json: bool) -> None:
+    """POST "sleep" or "wake" for a mind, and print its state."""
+    mind = mind.removeprefix("@")
+    answer = client.call("POST", f"/v1/minds/{client.quote(mind)}/{action}", body=body)
+    name, until = safe(answer["name"]), clock(answer.get("asleep_until"))
+    end = f" until {until}" if until else ""
+    text = {
+        "awake": f"{name} is awake: {answer['state']}",
+        "asleep": f"{name} is asleep{end}",
+    }.get(answer["sleep"], f"{name} will sleep{end}, after a notice and when its turn is over")
+    show(answer, as_json, text)

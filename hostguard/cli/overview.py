@@ -6,8 +6,7 @@ from time import time
 
 from hostguard.cli import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
-from hostguard.cli.render import as_json as as_json_text
-from hostguard.cli.render import colours, terminal_size
+from hostguard.cli.render import colours, terminal_size, to_json
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
 from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
@@ -68,7 +67,7 @@ def _without_daemon() -> Any:
 
 def _print(status: Any, as_json: bool) -> None:
     if as_json:
-        print(as_json_text(status))
+        print(to_json(status))
         return
     width, height = terminal_size()
     print(screen(status, round(time() * 1000), width, height, colours()))

@@ -1,4 +1,4 @@
-"""The terminal: how wide it is, whether it has colours; and JSON for it."""
+"""Output: the size and the colours of the terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal, or None if stdout is none: a pipe gets whole values."""
+    """The terminal's columns, or None if stdout is not a terminal: pipes get full values."""
     return terminal_size()[0]
 
 
 def terminal_size() -> tuple[int | None, int | None]:
-    """Columns and lines of the terminal, or None for both if stdout is none."""
+    """The terminal's columns and lines, both None if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return None, None
     from shutil import get_terminal_size
@@ -26,12 +26,12 @@ def terminal_size() -> tuple[int | None, int | None]:
 
 
 def colours() -> bool:
-    """Whether stdout is a terminal that has colours, and the user wants them (https://no-color.org)."""
+    """Whether stdout is a terminal with colours and the user wants them (https://no-color.org)."""
     term = os.environ.get("TERM", "dumb")
     plain = term in ("", "dumb") or term.startswith("vt")  # DEC's terminals of that name are monochrome
     return sys.stdout.isatty() and not plain and not os.environ.get("NO_COLOR")
 
 
-def as_json(value: Any) -> str:
-    """Indented JSON in plain ASCII, so that it too moves no cursor."""
+def to_json(value: Any) -> str:
+    """Indented JSON in ASCII, which cannot contain control characters."""
     return json.dumps(value, indent=2)

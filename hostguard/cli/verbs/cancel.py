@@ -1,4 +1,4 @@
-"""hostguard cancel: take deliveries out of the queue."""
+"""hostguard cancel: remove deliveries from the queue."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hostguard.cli.options import complete_rows, each, json_option
 @click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_rows)
 @json_option
 def command(ids: tuple[int, ...], as_json: bool) -> int:
-    """Take deliveries out of the queue.
+    """Remove deliveries from the queue.
 
-    A turn that runs is not touched: use `hostguard stop`.
+    Running turns are not affected: use `hostguard stop` for them.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""hostguard config: check and show the configuration, with or without the daemon."""
+"""hostguard config: check or show the configuration. It does not need the daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.render import as_json
+from hostguard.cli.render import to_json
 from hostguard.config import dump
 from hostguard.config import load as config
 from hostguard.config.toml import KeyPath, dotted, toml_value
@@ -26,7 +26,7 @@ def command() -> None:
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check(ctx: click.Context, file: Path | None, json_: bool) -> None:
-    """Check the host's configuration, or FILE alone, and list everything that is wrong with it.
+    """Check the host's configuration, or only FILE, and list every error.
 
     \b
     Example: hostguard config check ./hostguard.toml
@@ -38,7 +38,7 @@ def check(ctx: click.Context, file: Path | None, json_: bool) -> None:
     except config.ConfigError as error:
         sources, problems = error.sources, error.problems
     if json_:
-        click.echo(as_json({"ok": not problems, "sources": sources, "problems": problems}))
+        click.echo(to_json({"ok": not problems, "sources": sources, "problems": problems}))
         ctx.exit(FAILED if problems else 0)
     for source in sources:
         click.echo(f"read {safe(source)}")
@@ -55,7 +55,7 @@ def check(ctx: click.Context, file: Path | None, json_: bool) -> None:
 @command.command()
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 def show(json_: bool) -> None:
-    """Show the configuration in effect, and where each value comes from.
+    """Show the configuration in effect and the source of each value.
 
     \b
     Example: hostguard config show
@@ -66,7 +66,7 @@ def show(json_: bool) -> None:
         raise CliError(str(error)) from None
     values = dump.as_dict(loaded.config, secrets=True)
     if json_:
-        click.echo(as_json({**values, "sources": loaded.config.sources}))
+        click.echo(to_json({**values, "sources": loaded.config.sources}))
         return
 
     def origin(path: KeyPath) -> str:
@@ -76,7 +76,7 @@ def show(json_: bool) -> None:
 
 
 def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: KeyPath = ()) -> Iterator[str]:
-    """The table as TOML, one key a line, with `origin(path)` as its comment."""
+    """The table as TOML, one key per line, with `origin(path)` as a comment."""
     tables = {name: value for name, value in table.items() if isinstance(value, dict)}
     if path and tables != table:
         yield from ("", f"[{dotted(path)}]")

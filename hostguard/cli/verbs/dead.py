@@ -1,4 +1,4 @@
-"""hostguard dead: dead letters, which failed for good."""
+"""hostguard dead: list, retry or drop dead letters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_dead, complete_minds, each, json_option, print_json
+from hostguard.cli.options import complete_dead, complete_minds, each, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.verbs.queue import LIMIT_MAX, ended
 from hostguard.core.text import clock, table
 
 ids_argument = click.argument("ids", metavar="[ID]...", type=int, nargs=-1, shell_complete=complete_dead)
-all_option = click.option("--all", "all_", is_flag=True, help="All dead letters, or all of --mind.")
-mind_option = click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
+all_option = click.option(
+    "--all", "all_", is_flag=True, help="All dead letters; with --mind, all for that mind."
+)
+mind_option = click.option("--mind", help="Only dead letters for this mind.", shell_complete=complete_minds)
 
 
 @click.group()
 def command() -> None:
-    """Show dead letters, try them again, or drop them.
+    """List, retry or drop dead letters.
 
-    A delivery that failed ten times is a dead letter. It stays until somebody decides.
+    A dead letter is a delivery that failed ten times. It stays until you retry or drop it.
 
     \b
     Examples:
@@ -42,18 +44,12 @@ def list_(mind: str | None, as_json: bool) -> None:
       hostguard dead list --mind coder
     """
     found = _dead(mind)
-    if as_json:
-        print_json({"deliveries": found})
-    elif not found:
-        click.echo("there is no dead letter")
-    else:
-        rows = [
-            (d["id"], d["mind"], d["sender"] or "-", clock(d["ended_at"]), d["attempts"], ended(d["result"]))
-            for d in found
-        ]
-        click.echo(
-            table(("ID", "MIND", "SENDER", "DEAD SINCE", "ATTEMPTS", "REASON"), rows, terminal_width())
-        )
+    rows = [
+        (d["id"], d["mind"], d["sender"] or "-", clock(d["ended_at"]), d["attempts"], ended(d["result"]))
+        for d in found
+    ]
+    text = table(("ID", "MIND", "SENDER", "DEAD SINCE", "ATTEMPTS", "REASON"), rows, terminal_width())
+    show({"deliveries": found}, as_json, text if found else "no dead letters")
 
 
 @command.command()
@@ -78,7 +74,7 @@ def retry(ids: tuple[int, ...], all_: bool, mind: str | None, as_json: bool) -> 
 @mind_option
 @json_option
 def drop(ids: tuple[int, ...], all_: bool, mind: str | None, as_json: bool) -> int:
-    """Drop dead letters: they are cancelled.
+    """Cancel dead letters.
 
     \b
     Examples:
@@ -90,9 +86,9 @@ def drop(ids: tuple[int, ...], all_: bool, mind: str | None, as_json: bool) -> i
 
 def _chosen(ids: tuple[int, ...], all_: bool, mind: str | None) -> tuple[int, ...]:
     if bool(ids) == all_:
-        raise click.UsageError("name dead letters by their ids, or give --all")
+        raise click.UsageError("give the ids of dead letters, or --all")
     if ids and mind:
-        raise click.UsageError("--mind goes with --all")
+        raise click.UsageError("--mind needs --all")
     return ids or tuple(row["id"] for row in _dead(mind))
 
 

@@ -1,4 +1,4 @@
-"""hostguard demo: the incident, replayed."""
+"""hostguard demo: replay the incident."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hostguard.cli.demo.results import failures, stop_failures
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.options import json_option, print_json
+from hostguard.cli.options import json_option, show
 from hostguard.core import paths
 from hostguard.core.quantities import parse_size
 
-STOP_FILE = "CARD_STOP"  # in the environment: packaging/quickstart names the file that stops its card
+STOP_FILE = "CARD_STOP"  # environment variable of packaging/quickstart: the file that stops its card
 
 
 def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -28,7 +28,7 @@ def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if not BLOCK <= size <= SIZE_MAX:
-        raise click.BadParameter(f"{value} is not from {BLOCK >> 10}K to {SIZE_MAX >> 30}G")
+        raise click.BadParameter(f"{value} is not between {BLOCK >> 10}K and {SIZE_MAX >> 30}G")
     return size
 
 
@@ -37,7 +37,7 @@ def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--dir",
     "base",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help=f"Write in a new folder in this one, so on its device. Default: {paths.STATE}",
+    help=f"Write to a new directory in this one, and so to its device. Default: {paths.STATE}",
 )
 @click.option(
     "--size",
@@ -45,27 +45,26 @@ def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     default=f"{SIZE >> 20}M",
     show_default=True,
     callback=as_size,
-    help="What each turn writes.",
+    help="How much each turn writes.",
 )
 @click.option(
     "--stop",
     "stop_s",
     type=click.FloatRange(0, STOP_MAX_S),
     metavar="SECONDS",
-    help=f"How long the card stands still the third time; 0: there is none.  [default: {STOP_S:g}]",
+    help=f"How long the card stops in the third run; 0 skips that run.  [default: {STOP_S:g}]",
 )
 @json_option
 def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -> int:
     """Replay the incident, unguarded and guarded.
 
-    Three heartbeats fire in the same second and a message to a channel wakes twelve minds; each of these
-    15 turns writes to the device. First as plain processes, then under the guard with a global cap of 2.
-    A bystander writes 4 KiB and flushes it four times a second, and tells what it felt.
+    Three heartbeats start in the same second, and a message to a channel wakes twelve minds; each of these
+    15 turns writes to the device. They run first as plain processes, then under the guard with a global cap
+    of 2. A bystander process writes and syncs 4 KiB four times a second and measures the delay. With
+    packaging/quickstart, whose card can be stopped, there is a third run, during which the card stops.
 
-    With packaging/quickstart, whose card can be stopped, once more, and the card stands still meanwhile.
-
-    It needs root. While it runs the host has minds demo-* and a channel #demo, and under the guard a
-    global cap of 2 for everybody. All that is undone at the end, after an error and after Ctrl-C.
+    It needs root. During the demo the host has minds demo-*, a channel #demo and, in the guarded runs, a
+    global cap of 2 for all minds. All changes are undone at the end, also after an error or Ctrl-C.
 
     \b
     Examples:
@@ -74,7 +73,7 @@ def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -
     """
     stop_file = os.environ.get(STOP_FILE)
     if stop_s and stop_file is None:
-        raise CliError("only the card of packaging/quickstart can be stopped: leave --stop out")
+        raise CliError("only the card of packaging/quickstart can be stopped: remove --stop")
     view, width, ink = choose(as_json)
     signals = Signals()
     with signals.caught(), prepared(base or paths.STATE, size, signals) as host:
@@ -86,10 +85,8 @@ def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -
             host.clear()
             third, stop = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
     broken = failures(before, after, *filter(None, [third])) + (stop_failures(stop) if stop else [])
-    if as_json:
-        print_json(draw.as_dict(before, after, broken, str(base or paths.STATE), size, third, stop))
-    else:
-        click.echo(draw.summary(before, after, width, ink, third, stop))
+    answer = draw.as_dict(before, after, broken, str(base or paths.STATE), size, third, stop)
+    show(answer, as_json, draw.summary(before, after, width, ink, third, stop))
     for text in broken:
         CliError(text).show()
     return FAILED if broken else 0

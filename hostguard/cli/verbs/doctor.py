@@ -10,7 +10,7 @@ import click
 
 from hostguard.cli.doctor.checks import Check, Level
 from hostguard.cli.errors import FAILED
-from hostguard.cli.options import json_option, print_json
+from hostguard.cli.options import json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import safe
 
@@ -36,10 +36,8 @@ def command(as_json: bool) -> int:
 
     checks = examine(this_host())
     problem = any(check.level is Level.PROBLEM for check in checks)
-    if as_json:
-        print_json({"ok": not problem, "checks": [asdict(check) for check in checks]})
-    else:
-        click.echo("\n".join(report(checks, terminal_width() or WIDTH)))
+    answer = {"ok": not problem, "checks": [asdict(check) for check in checks]}
+    show(answer, as_json, "\n".join(report(checks, terminal_width() or WIDTH)))
     return FAILED if problem else 0
 
 

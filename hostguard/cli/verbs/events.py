@@ -1,4 +1,4 @@
-"""hostguard events: what happens, as it happens."""
+"""hostguard events: show holds, starts, ends and changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hostguard.core.text import clock, safe
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
-@click.option("--since", metavar="ID", type=click.IntRange(min=0), help="Only those after this event's id.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
+@click.option("--since", metavar="ID", type=click.IntRange(min=0), help="Only events with a higher id.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead.")
 def command(follow: bool, since: int | None, as_json: bool) -> None:
-    """Show holds, starts, ends and changes as they happen.
+    """Show holds, starts, ends and changes.
 
-    Without --follow it prints those that the daemon remembers, and ends.
+    Without --follow, print the events that the daemon remembers and exit.
 
     \b
     Examples:
@@ -36,5 +36,5 @@ def command(follow: bool, since: int | None, as_json: bool) -> None:
 
 
 def event_line(event: Any) -> str:
-    """An event on one line."""
+    """One line for an event."""
     return f"{event['id']}  {clock(event['at'])}  {safe(event['type']):10}  {safe(event['text'])}"

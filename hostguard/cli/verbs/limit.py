@@ -1,4 +1,4 @@
-"""hostguard limit: the caps."""
+"""hostguard limit: show or change the caps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_minds, json_option, print_json
+from hostguard.cli.options import complete_minds, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import table
 
@@ -16,7 +16,7 @@ NAMES = ("global_concurrent_turns", "mind_concurrent_turns")
 
 @click.group()
 def command() -> None:
-    """Show the limits, or change one at once.
+    """Show or change the limits.
 
     \b
     Examples:
@@ -25,10 +25,10 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command("show")
 @json_option
-def show(as_json: bool) -> None:
-    """Show the limits and where each comes from.
+def show_(as_json: bool) -> None:
+    """Show the limits and the source of each.
 
     \b
     Example:
@@ -40,13 +40,13 @@ def show(as_json: bool) -> None:
 @command.command("set")
 @click.argument("setting", metavar="NAME=VALUE")
 @click.option("--mind", help="Only for this mind.", shell_complete=complete_minds)
-@click.option("--runtime", is_flag=True, help="Only until the host is restarted.")
+@click.option("--runtime", is_flag=True, help="Only until the next boot.")
 @json_option
 def set_(setting: str, mind: str | None, runtime: bool, as_json: bool) -> None:
-    """Change a limit at once; no running turn is stopped.
+    """Change a limit immediately; no running turn is stopped.
 
     NAME is global_concurrent_turns or mind_concurrent_turns. VALUE is a number (0 starts nothing),
-    "unlimited", or "default": what the configuration says.
+    "unlimited", or "default" for the value in the configuration.
 
     \b
     Examples:
@@ -59,21 +59,20 @@ def set_(setting: str, mind: str | None, runtime: bool, as_json: bool) -> None:
 
 
 def parse_setting(text: str) -> tuple[str, int | str]:
-    """(name, value) of "NAME=VALUE". Raises click.BadParameter."""
+    """Split "NAME=VALUE". Raises click.BadParameter."""
     name, equals, value = text.partition("=")
     if not equals or name not in NAMES:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE with NAME one of {', '.join(NAMES)}")
+        raise click.BadParameter(
+            f"invalid setting {text!r}: use NAME=VALUE, where NAME is {' or '.join(NAMES)}"
+        )
     if value in ("unlimited", "default"):
         return name, value
     if not (value.isascii() and value.isdigit()):
-        raise click.BadParameter(f"{value!r} is not a whole number, unlimited or default")
+        raise click.BadParameter(f"invalid value {value!r}: use a whole number, unlimited or default")
     return name, int(value)
 
 
 def _print(answer: Any, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
     rows = [
         (
             limit["name"],
@@ -83,4 +82,4 @@ def _print(answer: Any, as_json: bool) -> None:
         )
         for limit in answer["limits"]
     ]
-    click.echo(table(("LIMIT", "MIND", "VALUE", "SOURCE"), rows, terminal_width()))
+    show(answer, as_json, table(("LIMIT", "MIND", "VALUE", "SOURCE"), rows, terminal_width()))

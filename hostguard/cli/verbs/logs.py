@@ -1,4 +1,4 @@
-"""hostguard logs: what turns wrote."""
+"""hostguard logs: show the output of turns."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
 def complete_turns_and_minds(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Both, for shell completion."""
+    """Complete ids of turns and names of minds."""
     return complete_turns(ctx, param, incomplete) + complete_minds(ctx, param, incomplete)
 
 
 @click.command()
 @click.argument("what", metavar="TURN|MIND", shell_complete=complete_turns_and_minds)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last so many lines.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new output.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Show only the last N lines.")
 def command(what: str, follow: bool, lines: int | None) -> NoReturn:
-    """Show what a turn, or a mind's turns, wrote.
+    """Show the output of a turn, or of all turns of a mind.
 
-    It is read from the journal. What looks like a turn's id is one; write @17 for a mind of that name.
+    It comes from the journal. A name that looks like a turn's id is taken for one; use @17 for a mind.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def command(what: str, follow: bool, lines: int | None) -> NoReturn:
 
 
 def matches(what: str) -> list[str]:
-    """The arguments that choose a turn's or a mind's lines for journalctl."""
+    """The arguments of journalctl that select the lines of a turn or a mind."""
     if not _TURN_ID.fullmatch(what):
         return _of_mind(what.removeprefix("@"))
     option = "--user-unit" if paths.USER else "--unit"
@@ -63,25 +63,25 @@ def matches(what: str) -> list[str]:
     except CliError as error:
         if error.exit_code != UNKNOWN:
             raise
-        # A failed attempt's turn is no longer its delivery's: the journal still has it.
+        # A failed attempt's turn no longer belongs to its delivery, but the journal still has it.
         client.call("GET", f"/v1/deliveries/{what.partition('.')[0]}")
         return patterns
     return [f"{option}={turn['unit']}"] if turn.get("unit") else patterns
 
 
 def _of_mind(name: str) -> list[str]:
-    # The slice also matches turns that start later; a pattern of units does not.
+    # The slice also matches turns that start later; a unit pattern does not.
     field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"
     users = [f"_UID={uid}" for uid in sorted(_users(name))]
-    # Of a process that was gone before journald read its lines no slice is known (nor, with a user's manager,
-    # the unit): the name of the stream is left, see journal.stream. Anybody may give a stream that name.
+    # If a process ended before journald read its lines, the slice is unknown (with a user's manager, the unit
+    # too) and only the name of the stream is left (see journal.stream). Anybody can use that name.
     gone = [f"SYSLOG_IDENTIFIER={name}", "_TRANSPORT=stdout", *users]
     own = users if paths.USER else []
     return [f"{field}={mind_slice(name)}", *own, "+", *gone]
 
 
 def _users(name: str) -> set[int]:
-    """Whose lines may be the mind's by name alone."""
+    """The users whose lines may be matched by the stream's name alone."""
     if paths.USER:
         return {os.getuid()}
     try:

@@ -1,4 +1,4 @@
-"""hostguard metrics: what Prometheus reads."""
+"""hostguard metrics: print the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hostguard.cli import client
 from hostguard.cli.errors import CliError
 from hostguard.linux.files import write_whole
 
-MODE = 0o644  # node_exporter runs as a user of its own
+MODE = 0o644  # node_exporter runs as another user
 
 
 @click.command()
@@ -18,13 +18,13 @@ MODE = 0o644  # node_exporter runs as a user of its own
     "--textfile",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write them to this file instead, for node_exporter.",
+    help="Write to this file instead, for node_exporter.",
 )
 def command(textfile: Path | None) -> None:
-    """Print the guard's metrics for Prometheus.
+    """Print the metrics for Prometheus.
 
-    With --textfile a reader finds the old file or the new one, whole. If the guard does not answer, the file
-    is removed: old numbers would look like new ones.
+    With --textfile the file is replaced atomically. If the daemon does not answer, the file is removed,
+    because old numbers would look like new ones.
 
     \b
     Examples:

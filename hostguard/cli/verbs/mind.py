@@ -1,4 +1,4 @@
-"""hostguard mind: what concerns one mind."""
+"""hostguard mind: add a mind, or make a token for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import complete_minds, json_option, print_json
+from hostguard.cli.options import complete_minds, json_option, show
 from hostguard.core.text import safe
 
 
 @click.group()
 def command() -> None:
-    """Set up one mind.
+    """Add a mind, or make a token for it.
 
     \b
     Examples:
@@ -29,15 +29,15 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--command", "line", metavar="LINE", help="What a turn runs: a program and its arguments.")
+@click.option("--command", "line", metavar="LINE", help="The command of a turn: a program and its arguments.")
 @click.option("--url", help="The address of a resident mind's server, as http://127.0.0.1:4100.")
 @click.option(
     "--volute",
     metavar="DIR",
     type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
-    help="The folder of a Volute mind: its port, routes and user are taken over.",
+    help="The directory of a Volute mind, for its port, routes and user.",
 )
-@click.option("--user", help="Who runs the command, or owns the files of a resident mind.")
+@click.option("--user", help="The user who runs the command, or owns the files of a resident mind.")
 @click.option("--unit", help="The service that runs a resident mind's server.")
 @click.option("--force", is_flag=True, help="Replace a drop-in that this verb wrote before.")
 @json_option
@@ -51,10 +51,10 @@ def add(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a drop-in for a mind, once it is known to fit the rest of the configuration.
+    """Write a drop-in for a mind, after validating it with the rest of the configuration.
 
-    It runs a command for each turn, or is a server with a URL. --url beside --volute stands in where the
-    port is not found.
+    A mind is a command that runs once per turn, or a server with a URL. Add --url to --volute if the port is
+    not found.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def add(
     from hostguard.core.units import escape
 
     if (line is None) == (url is None and volute is None):
-        raise click.UsageError("give one of --command, --url and --volute")
+        raise click.UsageError("give exactly one of --command, --url and --volute")
     name = name.removeprefix("@")
     keys: dict[str, Any] = {"command": _words(line)} if line is not None else {"url": url}
     keys |= {"unit": unit, "user": user} | (_adopted(volute, name, url, user) if volute else {})
@@ -75,18 +75,16 @@ def add(
     try:
         elsewhere = dropins.set_elsewhere(file)
         if ("minds", name) in elsewhere:
-            raise CliError(f"{elsewhere['minds', name]} has a mind {name!r} already: change it there")
+            raise CliError(f"mind {name!r} already exists in {elsewhere['minds', name]}: change it there")
         dropins.write(file, _drop_in(name, keys), replace=force)
     except config.ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
     except FileExistsError:
-        raise CliError(f"{file} exists: --force replaces it") from None
+        raise CliError(f"{file} exists: use --force to replace it") from None
     listen = config.load().events_listen
     steps = list(_next(name, keys.get("url") is not None, volute is not None, listen))
-    if as_json:
-        print_json({"file": str(file), "next": steps})
-    else:
-        click.echo("\n".join([f"wrote {safe(file)}", "next:", *(f"  {step}" for step in steps)]))
+    text = "\n".join([f"wrote {safe(file)}", "next:", *(f"  {step}" for step in steps)])
+    show({"file": str(file), "next": steps}, as_json, text)
 
 
 def _words(line: str) -> list[str]:
@@ -96,7 +94,7 @@ def _words(line: str) -> list[str]:
         raise click.BadParameter(f"{line!r}: {error}") from None
     program = shutil.which(words[0]) if words else None
     if program is None:
-        raise CliError(f"{line!r}: there is no such program, or it cannot be executed")
+        raise CliError(f"{line!r}: program not found or not executable")
     return [str(Path(program).absolute()), *words[1:]]
 
 
@@ -105,14 +103,14 @@ def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict
     from hostguard.cli import volute_rows
 
     if not (folder / "home").is_dir():
-        raise CliError(f"{folder} has no folder home: it is no Volute mind's")
+        raise CliError(f"{folder} is not the directory of a Volute mind: it has no directory home")
     if name != folder.name:
-        raise CliError(f"Volute knows this mind as {folder.name!r}, and so it calls itself: use that name")
+        raise CliError(f"Volute calls this mind {folder.name!r}: use that name")
     if url is None:
         port = volute_rows.port_of(folder, name)
         if port is None:
             raise CliError(
-                f"no registry of Volute has {name!r}: set VOLUTE_HOME to Volute's home, or give --url, too"
+                f"{name!r} is in no registry of Volute: set VOLUTE_HOME to Volute's home, or add --url"
             )
         url = f"http://127.0.0.1:{port}"
     return {
@@ -131,16 +129,16 @@ def _drop_in(name: str, keys: dict[str, Any]) -> str:
 
 
 def _next(name: str, resident: bool, volute: bool, listen: tuple[str, int] | None) -> Iterator[str]:
-    """What is left to do, as lines to type."""
+    """The next steps, as lines to type."""
     quoted = shlex.quote(name)
     yield "hostguard reload"
     if resident:
         if listen is None:
             yield (
-                'set listen = "127.0.0.1:4200" under [events]: without it the mind cannot tell that it is'
-                " done, and each turn lasts until it was idle for idle_end"
+                'set listen = "127.0.0.1:4200" under [events]: without it the mind cannot report the end of'
+                " a turn, and each turn lasts until it has been idle for idle_end"
             )
-        variables = "VOLUTE_DAEMON_TOKEN, beside VOLUTE_DAEMON_PORT" if volute else "the token that it sends"
+        variables = "VOLUTE_DAEMON_TOKEN, with VOLUTE_DAEMON_PORT" if volute else "the token that it sends"
         port = f"={listen[1]}" if volute and listen else ""
         yield f"hostguard mind token {quoted}    # {variables}{port}"
     yield f"hostguard send {shlex.quote('@' + name)} hello"
@@ -150,10 +148,9 @@ def _next(name: str, resident: bool, volute: bool, listen: tuple[str, int] | Non
 @click.argument("name", shell_complete=complete_minds)
 @json_option
 def token(name: str, as_json: bool) -> None:
-    """Make a new token for a mind, and print it: it is not shown again.
+    """Make a new token for a mind and print it. It is not shown again, because only its hash is kept.
 
-    With it the mind tells the guard that it is done, and sends messages. Only its hash is kept; an older
-    token of the mind ends.
+    The mind uses it to report the end of a turn and to send messages. The previous token becomes invalid.
 
     \b
     Examples:
@@ -161,7 +158,4 @@ def token(name: str, as_json: bool) -> None:
       echo "VOLUTE_DAEMON_TOKEN=$(hostguard mind token coder)" >/etc/coder.env
     """
     answer = client.call("POST", f"/v1/minds/{client.quote(name.removeprefix('@'))}/token", body={})
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(answer["token"])
+    show(answer, as_json, answer["token"])

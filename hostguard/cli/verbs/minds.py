@@ -1,16 +1,13 @@
-"""hostguard minds: who there is and what each does."""
+"""hostguard minds: list the minds."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import json_option, print_json
+from hostguard.cli.options import json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import mind_table
-from hostguard.core.text import clock, safe
 
 
 @click.command()
@@ -18,27 +15,12 @@ from hostguard.core.text import clock, safe
 def command(as_json: bool) -> None:
     """List the minds.
 
-    Each stands with its live turns and its cap, the sessions it works in and for how long, and what waits.
+    Each with its live turns and its cap, its sessions with their age, and its waiting messages.
 
     \b
     Example:
       hostguard minds
     """
     answer = client.call("GET", "/v1/minds")
-    if as_json:
-        print_json(answer)
-    elif answer["minds"]:
-        click.echo(mind_table(answer["minds"], terminal_width()))
-    else:
-        click.echo("no mind is configured: hostguard mind add NAME ...")
-
-
-def asleep_text(mind: Any) -> str:
-    """Whether the mind sleeps, in words."""
-    name, until = safe(mind["name"]), clock(mind.get("asleep_until"))
-    if mind["sleep"] == "awake":
-        return f"{name} is awake: {mind['state']}"
-    end = f" until {until}" if until else ""
-    if mind["sleep"] == "asleep":
-        return f"{name} sleeps{end}"
-    return f"{name} will sleep{end}, once it was told so and its turn is over"
+    none = "no mind is configured: hostguard mind add NAME ..."
+    show(answer, as_json, mind_table(answer["minds"], terminal_width()) if answer["minds"] else none)

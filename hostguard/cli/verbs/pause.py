@@ -13,7 +13,7 @@ from hostguard.cli.options import complete_minds, json_option, set_pause
 def command(mind: str | None, as_json: bool) -> None:
     """Start no more turns, of one mind or of all.
 
-    What runs goes on; a restart does not undo it.
+    Running turns continue. A pause survives restarts.
 
     \b
     Examples:

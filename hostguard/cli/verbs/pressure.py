@@ -1,4 +1,4 @@
-"""hostguard pressure: how the disk is, how many turns that allows, and traces of it."""
+"""hostguard pressure: the level of the disk, and traces of its samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 from hostguard.cli import client, recording
 from hostguard.cli.errors import CliError, NotRunning
-from hostguard.cli.options import as_duration, json_option, print_json
+from hostguard.cli.options import as_duration, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.config import schema
 from hostguard.core.settings import Settings
@@ -28,11 +28,11 @@ WATCH_S = 1.0
 
 
 @click.group(invoke_without_command=True)
-@click.option("-w", "--watch", is_flag=True, help="Print a line a second, until interrupted.")
+@click.option("-w", "--watch", is_flag=True, help="Print a line a second until interrupted.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, watch: bool, as_json: bool) -> None:
-    """Show how the disk is, how many turns that allows and why, and the last changes.
+    """Show the level of the disk, how many turns it allows and why.
 
     \b
     Examples:
@@ -46,15 +46,11 @@ def command(ctx: click.Context, watch: bool, as_json: bool) -> None:
     if watch:
         _watch(as_json)
     answer = client.call("GET", "/v1/pressure")
-    if as_json:
-        print_json(answer)
-        return
-    click.echo(fields(_pairs(answer)))
-    if answer["changes"]:
-        rows = [
-            (clock(one["at"]), one["level"], _cap(one["cap"]), one["evidence"]) for one in answer["changes"]
-        ]
-        click.echo("\n" + table(("CHANGED", "LEVEL", "CAP", "EVIDENCE"), rows, terminal_width()))
+    text = fields(_pairs(answer))
+    if changes := answer["changes"]:
+        rows = [(clock(one["at"]), one["level"], _cap(one["cap"]), one["evidence"]) for one in changes]
+        text += "\n\n" + table(("CHANGED", "LEVEL", "CAP", "EVIDENCE"), rows, terminal_width())
+    show(answer, as_json, text)
 
 
 def _pairs(answer: Any) -> list[tuple[str, object]]:
@@ -64,9 +60,9 @@ def _pairs(answer: Any) -> list[tuple[str, object]]:
     return [
         ("Level", f"{answer['level']} since {clock(answer['since'])}"),
         ("Evidence", answer["evidence"]),
-        ("Last look", None if looked is None else f"{duration(max(looked, 0))} ago"),
+        ("Last sample", None if looked is None else f"{duration(max(looked, 0))} ago"),
         ("Live turns", _live(answer)),
-        ("One more", None if step_in is None else f"in {duration(step_in)}, if it stays calm"),
+        ("One more", None if step_in is None else f"in {duration(step_in)} if it stays calm"),
         ("Frozen", ", ".join(frozen) if frozen else None),
         ("Tightened", "yes" if answer.get("tightened") else None),
         ("Device", answer["device"]["node"]),
@@ -80,7 +76,7 @@ def _live(answer: Any) -> str:
     live, allowed, configured = answer["live"], answer["admit"], answer["configured"]
     cap = "no cap is configured" if configured is None else f"{configured} configured"
     if allowed is None:
-        return f"{live}, {cap}, pressure does not limit"
+        return f"{live}, {cap}, not limited by pressure"
     later = configured if answer["cap"] is None else answer["cap"]
     more = "" if allowed == later else f", then {'any number' if later is None else later}"
     finish = ", which may finish;" if live > allowed else ","
@@ -92,7 +88,7 @@ def _cap(cap: int | None) -> str:
 
 
 def _watch(as_json: bool) -> None:
-    """One line a second, as vmstat does: it can be piped and kept."""
+    """Print one line a second, as vmstat does."""
     line = "{:19}  {:8}  {:>4}  {:>4}  {:>9}  {:>9}  {:>6}  {}"
     titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE")
     while True:
@@ -125,18 +121,24 @@ def _watch(as_json: bool) -> None:
 
 @command.command()
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.File("wb", lazy=False), help="Write it there at the end."
+    "-o", "--output", metavar="FILE", type=click.File("wb", lazy=False), help="Write to this file at the end."
 )
 @click.option(
-    "--for", "seconds", metavar="T", default="60s", show_default=True, callback=as_duration, help="How long."
+    "--for",
+    "seconds",
+    metavar="T",
+    default="60s",
+    show_default=True,
+    callback=as_duration,
+    help="How long to record.",
 )
 def record(output: BinaryIO | None, seconds: float) -> None:
-    """Record what the guard sees of the disk, as JSON lines, one for each look.
+    """Record the guard's samples of the disk as a trace of JSON lines, one per sample.
 
-    It begins with what the daemon remembers of the last minutes. Without the daemon it looks for itself.
-    A trace names the disk and the kernel, and nothing of minds or messages. With -o nothing is written
-    before the end, so that the recording does not add to what it records; without it lines are printed as
-    they come.
+    The trace begins with the samples of the last minutes, which the daemon remembers; without the daemon,
+    this command takes samples itself. A trace names the disk and the kernel, but no minds and no messages.
+    With -o the file is written at the end, so that recording does not disturb the disk that it records;
+    without it, each line is printed immediately.
 
     \b
     Examples:
@@ -160,7 +162,7 @@ def record(output: BinaryIO | None, seconds: float) -> None:
     finally:
         if output is not None:
             output.write(b"".join(kept))
-            output.flush()  # a full disk is told of
+            output.flush()  # so that a full disk is reported
             click.echo(f"{len(kept) - 1} samples in {safe(output.name)}", err=True)
 
 
@@ -184,13 +186,13 @@ def _complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("file", type=click.File("rb"))
 @click.option(
     "--set", "changes", metavar="KEY=VALUE", multiple=True, shell_complete=_complete_keys,
-    help="Decide by another value of [pressure] than the trace has; may be repeated.",
+    help="Use this value for a key of [pressure] instead of the recorded one; may be repeated.",
 )  # fmt: skip
 @json_option
 def replay_(file: BinaryIO, changes: tuple[str, ...], as_json: bool) -> None:
-    """Run the rule over a trace, and print each change of the level or the cap.
+    """Apply the rule to a trace, and print each change of the level or the cap.
 
-    How many turns run is what it was: the trace does not know what another cap would have brought.
+    The number of running turns is always the recorded one: a trace cannot show the effect of another cap.
 
     \b
     Examples:
@@ -203,22 +205,13 @@ def replay_(file: BinaryIO, changes: tuple[str, ...], as_json: bool) -> None:
         shown = list(_shown(replay(samples, settings)))
     except TraceError as error:
         raise CliError(f"{file.name}: {error}") from None
-    if as_json:
-        print_json({"trace": asdict(head), "settings": asdict(settings), "changes": shown})
-        return
     rows = [
-        (
-            f"{one['after']:.2f}",
-            one["level"],
-            _cap(one["cap"]),
-            _cap(one["admit"]),
-            one["live"],
-            one["evidence"],
-        )
-        for one in shown
+        (f"{at['after']:.2f}", at["level"], _cap(at["cap"]), _cap(at["admit"]), at["live"], at["evidence"])
+        for at in shown
     ]
-    click.echo(f"device {safe(head.device)}, Linux {safe(head.kernel)}, hostguard {safe(head.version)}\n")
-    click.echo(table(("SECONDS", "LEVEL", "CAP", "ADMIT", "LIVE", "EVIDENCE"), rows, terminal_width()))
+    text = f"device {safe(head.device)}, Linux {safe(head.kernel)}, hostguard {safe(head.version)}\n\n"
+    text += table(("SECONDS", "LEVEL", "CAP", "ADMIT", "LIVE", "EVIDENCE"), rows, terminal_width())
+    show({"trace": asdict(head), "settings": asdict(settings), "changes": shown}, as_json, text)
 
 
 def _changed(settings: Settings, changes: tuple[str, ...]) -> Settings:
@@ -230,10 +223,10 @@ def _changed(settings: Settings, changes: tuple[str, ...]) -> Settings:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """A key and its value, which is TOML, or else a string: calm_window=30s needs no quotes."""
+    """Split KEY=VALUE. The value is TOML, or else a string, so calm_window=30s needs no quotes."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
+        raise click.BadParameter(f"invalid setting {text!r}: use KEY=VALUE", param_hint="--set")
     try:
         return name.strip(), tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
@@ -241,8 +234,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _shown(states: Iterable[tuple[Sample, State]]) -> Iterator[dict[str, Any]]:
-    """The first state, each that differs from the one told before in level, cap or admit, and the last."""
-    start, told, last = None, None, None
+    """The first state, each that changes level, cap or admit, and the last."""
+    start, shown, last = None, None, None
     for sample, state in states:
         start = sample.at if start is None else start
         last = {
@@ -254,8 +247,8 @@ def _shown(states: Iterable[tuple[Sample, State]]) -> Iterator[dict[str, Any]]:
             "live": sample.live,
             "evidence": state.evidence,
         }
-        if told is None or any(last[name] != told[name] for name in ("level", "cap", "admit")):
-            told = last
+        if shown is None or any(last[name] != shown[name] for name in ("level", "cap", "admit")):
+            shown = last
             yield last
-    if last is not None and last is not told:
+    if last is not None and last is not shown:
         yield last

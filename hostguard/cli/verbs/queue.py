@@ -1,4 +1,4 @@
-"""hostguard queue: what waits."""
+"""hostguard queue: list or show deliveries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_minds, complete_rows, json_option, print_json
+from hostguard.cli.options import complete_minds, complete_rows, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import clock, duration, fields, ms, safe, size, table
 from hostguard.telemetry.headlines import hold_text
@@ -23,16 +23,24 @@ LIMIT_MAX = 1000  # the API's own
 
 @click.command()
 @click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
-@click.option("--mind", help="Only this mind's.", shell_complete=complete_minds)
-@click.option("--state", type=click.Choice(STATES), help="Only this state; without it, what is not final.")
+@click.option("--mind", help="Only deliveries for this mind.", shell_complete=complete_minds)
 @click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most so many."
+    "--state",
+    type=click.Choice(STATES),
+    help="Only deliveries in this state. Default: every state that is not final.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=100,
+    show_default=True,
+    help="Show at most this many.",
 )
 @json_option
 def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the waiting deliveries, or show one.
 
-    With ID it shows that delivery and its message.
+    With ID, show that delivery and its message.
 
     \b
     Examples:
@@ -42,36 +50,29 @@ def command(id_: int | None, mind: str | None, state: str | None, limit: int, as
     """
     if id_ is not None:
         delivery = client.call("GET", f"/v1/deliveries/{id_}")
-        if as_json:
-            print_json(delivery)
-        else:
-            click.echo(delivery_text(delivery))
+        show(delivery, as_json, delivery_text(delivery))
         return
-    # A row stays delivering while it is in a turn; the daemon tells the two apart as it shows them.
+    # A row is stored as delivering while it is in a turn; the daemon's answer tells the two apart.
     stored = "delivering" if state == "in_turn" else state
     params = {"mind": mind and mind.removeprefix("@"), "state": stored, "limit": limit}
     answer = client.call("GET", "/v1/deliveries", params=params)
     if stored == "delivering":
         answer["deliveries"] = [row for row in answer["deliveries"] if row["state"] == state]
-    if as_json:
-        print_json(answer)
-        return
-    deliveries = answer["deliveries"]
-    if not deliveries:
-        click.echo("nothing waits" if state is None else "nothing found")
-        return
-    now = time()
+    deliveries, now = answer["deliveries"], time()
     rows = [
         (d["id"], d["mind"], d["session"], d["state"], duration(now - d["created_at"] / 1000), _note(d))
         for d in deliveries
     ]
-    click.echo(table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width()))
-    if len(deliveries) == limit:
-        click.echo(f"at most {limit} are shown, {answer['total_queued']} are queued; --limit shows more")
+    text = table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width())
+    if not deliveries:
+        text = "nothing waits" if state is None else "nothing found"
+    elif len(deliveries) == limit:
+        text += f"\nshowing at most {limit}, {answer['total_queued']} are queued; --limit shows more"
+    show(answer, as_json, text)
 
 
 def _note(delivery: Any) -> str:
-    """Why it waits, why it failed before, or how it ended."""
+    """Why the delivery waits, why its last attempt failed, or how it ended."""
     result = ended(delivery.get("result") or {})
     if delivery.get("ended_at") is not None:
         return result
@@ -80,7 +81,7 @@ def _note(delivery: Any) -> str:
 
 
 def delivery_text(delivery: Any) -> str:
-    """All of one delivery, a line each, and its message last."""
+    """The details of a delivery, one per line, with its message last."""
     hold = delivery.get("hold") or {}
     payload = delivery.get("payload") or {}
     pairs = [
@@ -113,7 +114,7 @@ def delivery_text(delivery: Any) -> str:
 
 
 def ended(result: Any) -> str:
-    """How it ended, in words; "" if nothing is known."""
+    """How a turn or delivery ended; "" if unknown."""
     return str(result.get("reason") or result.get("outcome") or "")
 
 

@@ -6,7 +6,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, USAGE, CliError
-from hostguard.cli.options import json_option, print_json
+from hostguard.cli.options import json_option, show
 from hostguard.core.text import safe
 
 
@@ -15,7 +15,7 @@ from hostguard.core.text import safe
 def command(as_json: bool) -> None:
     """Read the configuration again.
 
-    Running turns are not touched. A configuration with an error changes nothing: the old one stays in force.
+    Running turns are not affected. An invalid configuration is rejected and the running one kept.
 
     \b
     Example:
@@ -24,9 +24,7 @@ def command(as_json: bool) -> None:
     try:
         answer = client.call("POST", "/v1/reload")
     except CliError as error:
-        # The files are wrong, not the command line.
+        # The error is in the files, not on the command line.
         raise CliError(error.message, FAILED if error.exit_code == USAGE else error.exit_code) from None
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo("read " + (", ".join(safe(source) for source in answer["sources"]) or "no file: defaults"))
+    sources = ", ".join(safe(source) for source in answer["sources"])
+    show(answer, as_json, f"read {sources or 'no file: the defaults apply'}")

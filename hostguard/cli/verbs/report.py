@@ -1,4 +1,4 @@
-"""hostguard report: what happened, as a page for a browser."""
+"""hostguard report: write a report as an HTML file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ LEAST_S = 60
 @click.command()
 @click.option(
     "--since", "seconds", metavar="T", default="24h", show_default=True, callback=as_duration,
-    help="How far to look back, as 90m, 24h or 7d; at most 35d.",
+    help="The period to report, such as 90m, 24h or 7d; at most 35d.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
-    help='The file to write; "-": print it. Without it hostguard-HOST-DATE.html, in this folder.',
+    help='The file to write; "-" is standard output. Default: hostguard-HOST-DATE.html in this directory.',
 )  # fmt: skip
 def command(seconds: float, output: Path | None) -> None:
-    """Write a page that tells what ran, what waited and why, and what the guard did.
+    """Write a report on turns, waits and the guard's actions.
 
-    It is one file that needs no network: open it in any browser, keep it, send it on. It has names of minds
-    and sessions, and nothing of messages.
+    It is one HTML file that needs no network. It contains the names of minds and sessions, but nothing from
+    messages.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""hostguard resume: undo a pause."""
+"""hostguard resume: end a pause."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hostguard.cli.options import complete_minds, json_option, set_pause
 @click.argument("mind", required=False, shell_complete=complete_minds)
 @json_option
 def command(mind: str | None, as_json: bool) -> None:
-    """Undo a pause.
+    """End a pause.
 
-    Without MIND it undoes that of all minds together; a mind paused by name stays so.
+    Without MIND, end the pause of all minds; a mind that was paused by name stays paused.
 
     \b
     Examples:

@@ -11,9 +11,7 @@ from hostguard.cli.options import complete_dead, each, json_option
 @click.argument("ids", metavar="ID...", type=int, nargs=-1, required=True, shell_complete=complete_dead)
 @json_option
 def command(ids: tuple[int, ...], as_json: bool) -> int:
-    """Queue deliveries again.
-
-    They are dead, cancelled, expired or done.
+    """Queue ended deliveries again, due now.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""hostguard run: a command as a turn, in the foreground."""
+"""hostguard run: run a command as a turn, in the foreground."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ from hostguard.core.units import parse_turn_unit
 from hostguard.telemetry.headlines import hold_text
 
 RECONNECT_S = 60.0
-TEXT_MAX = 200  # characters; the API takes no more
-NOT_EXECUTABLE = 126  # as shells report it
+TEXT_MAX = 200  # characters, the limit of the API
+NOT_EXECUTABLE = 126  # as in shells
 NOT_FOUND = 127
 
 OnHeld = Callable[[str, str], None]
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--mind", required=True, help="Whose turn it is.", shell_complete=complete_minds)
-@click.option("--session", default=MAIN_SESSION, show_default=True, help="The conversation it belongs to.")
+@click.option(
+    "--mind", required=True, help="The mind that the turn counts for.", shell_complete=complete_minds
+)
+@click.option(
+    "--session", default=MAIN_SESSION, show_default=True, help="The conversation that the turn belongs to."
+)
 @click.option(
     "--max-wait", metavar="T", callback=as_duration, help="Give up, with exit code 75, if held for longer."
 )
-@click.option("--description", default="", help="What systemctl shows for it; the command by default.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell what it waits for even if stderr is no terminal.")
+@click.option("--description", default="", help="The description that systemctl shows. Default: the command.")
+@click.option("-v", "--verbose", is_flag=True, help="Report why it waits even if stderr is not a terminal.")
 @click.argument("cmd", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     mind: str, session: str, max_wait: float | None, description: str, verbose: bool, cmd: tuple[str, ...]
 ) -> NoReturn:
-    """Run a command as a turn of a mind, once there is room.
+    """Run a command as a turn of a mind.
 
-    It waits in the same line as the mind's messages. Then the command takes the place of this process:
-    the terminal, signals and the exit status are its own. 127 and 126 mean that it was not found or could
-    not be run.
+    It waits in the same queue as the mind's messages. Then the command replaces this process, with its
+    terminal, its signals and its exit status. 127 and 126: it was not found, or cannot be executed.
 
     \b
     Examples:
@@ -82,29 +85,29 @@ def command(
 
 
 def _check(program: str) -> None:
-    """Refuse what cannot be run before it waits for its turn."""
+    """Check that the program can be executed, before it waits. Raises CliError."""
     if shutil.which(program) is None:
         if os.path.exists(program) and "/" in program:
-            raise CliError(f"{program} cannot be executed: check its mode with ls -l", NOT_EXECUTABLE)
-        raise CliError(f"{program}: no such command", NOT_FOUND)
+            raise CliError(f"{program} is not executable: chmod +x {program}", NOT_EXECUTABLE)
+        raise CliError(f"{program}: command not found", NOT_FOUND)
 
 
 def _reporter(mind: str, wanted: bool) -> OnHeld:
-    """Prints each reason to hold once."""
-    told = set()
+    """A function that prints each reason for a hold once."""
+    reported = set()
 
     def on_held(reason: str, blocker: str) -> None:
-        if wanted and reason not in told:
-            told.add(reason)
+        if wanted and reason not in reported:
+            reported.add(reason)
             CliError(f"held: {hold_text({'reason': reason, 'blocker': blocker}, mind)}").show()
 
     return on_held
 
 
 def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> str:
-    """Wait until the daemon has moved this process into its scope: the unit.
+    """Wait until the daemon has moved this process into its scope; the name of the unit.
 
-    Raises NotRunning if there was no daemon to begin with, otherwise another CliError.
+    Raises NotRunning if there was no daemon at first, otherwise another CliError.
     """
     before = daemonless.own_turn()  # not None inside another turn
     lost_at = None
@@ -119,16 +122,16 @@ def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> st
                 raise
             unit = daemonless.own_turn()
             if unit is not None and unit != before:
-                return unit  # moved, but the word of it was lost
+                return unit  # moved, but the answer was lost
             if not lost and not isinstance(error, NotRunning):
                 raise
             if deadline is not None and monotonic() > deadline:
-                raise CliError("held for too long: hostguard went away meanwhile", HELD) from None
+                raise CliError("held for longer than --max-wait; hostguard stopped answering", HELD) from None
         if lost_at is None or monotonic() - tried_at > 1:  # it was connected for a while
             lost_at = monotonic()
         if monotonic() - lost_at > RECONNECT_S:
             raise ConnectionLost(
-                "hostguard went away while this command waited, and did not come back; nothing was run"
+                "hostguard stopped while this command waited, and did not come back: the command was not run"
             )
         sleep(0.2)
 
@@ -144,20 +147,20 @@ def _await_start(request: Any, on_held: OnHeld) -> str:
                 unit: str = event["unit"]
                 if daemonless.own_turn() != unit:
                     raise CliError(
-                        f"this process is not in {unit}, where its turn was started; nothing was run"
+                        f"this process is not in {unit}, the scope of its turn: the command was not run"
                     )
                 return unit
             elif kind == "expired":
-                raise CliError("held for too long; nothing was run", HELD)
+                raise CliError("held for longer than --max-wait: the command was not run", HELD)
             elif kind == "cancelled":
-                raise CliError("cancelled while it waited; nothing was run", FAILED)
+                raise CliError("cancelled while waiting: the command was not run", FAILED)
             elif kind == "failed":
                 raise CliError(f"the turn could not be started: {event.get('detail')}", FAILED)
     raise ConnectionLost()
 
 
 def _become(cmd: tuple[str, ...]) -> NoReturn:
-    # Python ignores these two; the command must not inherit that.
+    # Python ignores these signals; the command must not inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

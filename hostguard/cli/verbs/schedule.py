@@ -1,4 +1,4 @@
-"""hostguard schedule: messages and scripts at set times."""
+"""hostguard schedule: list, add, remove or run schedules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hostguard.cli.options import (
     complete_addresses,
     json_option,
     mind_session,
-    print_json,
+    show,
 )
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import clock, safe, table
 
 
 def complete_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of schedules for shell completion."""
+    """Complete the names of schedules."""
     try:
         found = client.call("GET", "/v1/schedules", read_s=1.0)["schedules"]
     except CliError:
@@ -34,7 +34,7 @@ name_argument = click.argument("name", shell_complete=complete_schedules)
 
 @click.group()
 def command() -> None:
-    """Show, add and remove schedules: messages and scripts at set times.
+    """List, add, remove or run schedules.
 
     \b
     Examples:
@@ -47,57 +47,57 @@ def command() -> None:
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the schedules, and when each fires next.
+    """List the schedules and their next runs.
 
     \b
     Example:
       hostguard schedule list
     """
     answer = client.call("GET", "/v1/schedules")
-    if as_json:
-        print_json(answer)
-    elif not answer["schedules"]:
-        click.echo(
-            'there is no schedule: hostguard schedule add NAME @MIND --cron "0 3 * * *" --message TEXT'
+    rows = [
+        (
+            one["name"], one["mind"], one["cron"] or clock(one["at"]),
+            clock(one["next_at"]) if one["enabled"] else "disabled",
+            clock(one["last_at"]), one["source"], one["message"] or one["script"],
         )
-    else:
-        rows = [
-            (
-                one["name"],
-                one["mind"],
-                one["cron"] or clock(one["at"]),
-                clock(one["next_at"]) if one["enabled"] else "disabled",
-                clock(one["last_at"]),
-                one["source"],
-                one["message"] or one["script"],
-            )
-            for one in answer["schedules"]
-        ]
-        headers = ("NAME", "MIND", "WHEN", "NEXT", "LAST", "SOURCE", "WHAT")
-        click.echo(table(headers, rows, terminal_width()))
+        for one in answer["schedules"]
+    ]  # fmt: skip
+    headers = ("NAME", "MIND", "WHEN", "NEXT", "LAST", "SOURCE", "WHAT")
+    none = 'no schedules: hostguard schedule add NAME @MIND --cron "0 3 * * *" --message TEXT'
+    show(answer, as_json, table(headers, rows, terminal_width()) if rows else none)
 
 
 @command.command()
 @click.argument("name")
 @click.argument("mind", metavar="@MIND", shell_complete=complete_addresses)
-@click.option("--cron", metavar="SPEC", help='"minute hour day month weekday".')
-@click.option("--at", metavar="WHEN", callback=as_time, help="Once, at this time.")
-@click.option("--message", metavar="TEXT", help="What the mind is sent.")
-@click.option("--script", metavar="COMMAND", help="A command line; what it prints is what the mind is sent.")
-@click.option("--session", metavar="NAME", help='The conversation; "$new" is one of its own each time.')
-@click.option("--timezone", metavar="ZONE", help="Such as Europe/Berlin; else the host's.")
-@click.option("--catch-up", type=click.Choice(("skip", "once", "all")), help="What to do with missed times.")
+@click.option("--cron", metavar="SPEC", help='When to run: "minute hour day month weekday".')
+@click.option("--at", metavar="WHEN", callback=as_time, help="Run once, at this time.")
+@click.option("--message", metavar="TEXT", help="The message to send.")
 @click.option(
-    "--catch-up-window", metavar="T", callback=as_duration, help="Times missed longer ago are skipped."
+    "--script", metavar="COMMAND", help="A command line, run as a turn; its output is sent to the mind."
+)
+@click.option("--session", metavar="NAME", help='The conversation; "$new" starts a new one each time.')
+@click.option(
+    "--timezone", metavar="ZONE", help="The time zone, such as Europe/Berlin. Default: that of the host."
 )
 @click.option(
-    "--while-sleeping", type=click.Choice(("skip", "queue", "trigger-wake")), help="What if the mind sleeps."
+    "--catch-up",
+    type=click.Choice(("skip", "once", "all")),
+    help="What to do about runs missed while the daemon was not running.",
+)
+@click.option(
+    "--catch-up-window", metavar="T", callback=as_duration, help="Skip runs missed longer ago than this."
+)
+@click.option(
+    "--while-sleeping",
+    type=click.Choice(("skip", "queue", "trigger-wake")),
+    help="What to do if the mind sleeps.",
 )
 @json_option
 def add(name: str, mind: str, as_json: bool, **options: Any) -> None:
-    """Add a schedule. It survives restarts; those of hostguard.toml stand beside it.
+    """Add a schedule, in addition to those in hostguard.toml. It survives restarts.
 
-    WHEN is +10m or an ISO time. A script runs as the mind's user, as a turn of the mind.
+    WHEN is +10m, 14:30 or an ISO time. A script runs as the mind's user.
 
     \b
     Examples:
@@ -111,43 +111,35 @@ def add(name: str, mind: str, as_json: bool, **options: Any) -> None:
     answer = client.call(
         "POST", "/v1/schedules", body={"name": name, "mind": mind.removeprefix("@"), **given}
     )
-    if as_json:
-        print_json(answer)
-    else:
-        following = clock(answer["next_at"])
-        click.echo(f"{safe(answer['name'])} is kept" + (f"; it fires next {following}" if following else ""))
+    following = clock(answer["next_at"])
+    text = f"{safe(answer['name'])} saved" + (f"; next run {following}" if following else "")
+    show(answer, as_json, text)
 
 
 @command.command()
 @name_argument
 @json_option
 def remove(name: str, as_json: bool) -> None:
-    """Remove a schedule that was added here.
+    """Remove a schedule that `schedule add` made.
 
     \b
     Example:
       hostguard schedule remove tidy
     """
     answer = client.call("DELETE", f"/v1/schedules/{client.quote(name)}")
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(f"{safe(name)} is removed")
+    show(answer, as_json, f"{safe(name)} removed")
 
 
 @command.command("run-now")
 @name_argument
 @json_option
 def run_now(name: str, as_json: bool) -> None:
-    """Fire a schedule once more, now.
+    """Run a schedule once, now, in addition to its times.
 
     \b
     Example:
       hostguard schedule run-now tidy
     """
     answer = client.call("POST", f"/v1/schedules/{client.quote(name)}/run", body={})
-    if as_json:
-        print_json(answer)
-    else:
-        for row in answer["deliveries"]:
-            click.echo(f"{row['id']} {mind_session(row)} {row['state']}")
+    lines = [f"{row['id']} {mind_session(row)} {row['state']}" for row in answer["deliveries"]]
+    show(answer, as_json, "\n".join(lines))

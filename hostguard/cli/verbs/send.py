@@ -1,4 +1,4 @@
-"""hostguard send: put a message in the queue."""
+"""hostguard send: queue a message."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hostguard.cli.options import (
     complete_addresses,
     json_option,
     mind_session,
-    print_json,
+    show,
 )
 from hostguard.cli.verbs.queue import ended
 from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text
 
-READ_MAX = 1 << 20  # bytes; the daemon's own default limit for a payload
+READ_MAX = 1 << 20  # bytes, the daemon's default limit for a payload
 POLL_S = 50  # seconds that one request waits; the API allows 60
 FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 
@@ -30,19 +30,29 @@ FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 @click.command()
 @click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_addresses)
 @click.argument("text", metavar="[TEXT|-]", required=False)
-@click.option("--session", help='The conversation; else the mind\'s routes say, or "main". "$new": its own.')
-@click.option("--sender", help="Who it is from.")
-@click.option("--key", help="Idempotency key: sent again with the same key, it is queued once.")
-@click.option("--at", metavar="WHEN", callback=as_time, help="Not before this time.")
-@click.option("--expires", metavar="WHEN", callback=as_time, help="Drop it if it has not started by then.")
-@click.option("--interrupt", is_flag=True, help="Ask the mind to take it into its running turn.")
-@click.option("--instructions", metavar="TEXT", help="What the mind is to heed beside it.")
 @click.option(
-    "--while-sleeping", type=click.Choice(("skip", "queue", "trigger-wake")), help="What if the mind sleeps."
+    "--session", help='The conversation. Default: that of the mind\'s routes, or "main". "$new": a new one.'
 )
-@click.option("--wait", is_flag=True, help="Wait for the end; exit 0 only if every command exited with 0.")
+@click.option("--sender", help="The sender.")
+@click.option("--key", help="Idempotency key: a message sent again with the same key is queued only once.")
+@click.option("--at", metavar="WHEN", callback=as_time, help="Do not start before this time.")
 @click.option(
-    "--timeout", metavar="T", callback=as_duration, help="With --wait: stop waiting after this long."
+    "--expires", metavar="WHEN", callback=as_time, help="Drop the message if it has not started by this time."
+)
+@click.option("--interrupt", is_flag=True, help="Ask the mind to take the message into its running turn.")
+@click.option("--instructions", metavar="TEXT", help="Additional instructions for the mind.")
+@click.option(
+    "--while-sleeping",
+    type=click.Choice(("skip", "queue", "trigger-wake")),
+    help="What to do if the mind sleeps.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until the message is done; exit with 0 only if every command exited with 0.",
+)
+@click.option(
+    "--timeout", metavar="T", callback=as_duration, help="With --wait: stop waiting after this time."
 )
 @json_option
 def command(
@@ -60,7 +70,7 @@ def command(
     timeout: float | None,
     as_json: bool,
 ) -> int:
-    """Put a message in the queue of a mind or of a channel's minds.
+    """Queue a message for a mind or for each mind of a channel.
 
     The text comes from standard input if it is "-", or is left out and input is piped. WHEN is +10m or an
     ISO time such as 2026-07-21T16:00:45; a duration is 90s, 10m or 1h30m. A "#" needs quotes in a shell.
@@ -90,14 +100,12 @@ def command(
     if wait:
         deadline = None if timeout is None else monotonic() + timeout
         deliveries = [_wait(delivery, deadline) for delivery in deliveries]
-    if as_json:
-        print_json({**answer, "deliveries": deliveries})
-    else:
-        for delivery in deliveries:
-            click.echo(_outcome(delivery) if wait else _accepted(delivery))
+    lines = [_outcome(delivery) if wait else _accepted(delivery) for delivery in deliveries]
+    if lines or as_json:
+        show({**answer, "deliveries": deliveries}, as_json, "\n".join(lines))
     code = _exit_code(deliveries) if wait else 0
     for mind in answer["refused"]:
-        CliError(f"it was not sent to {mind}, whose queue is full: hostguard queue --mind {mind}").show()
+        CliError(f"not sent to {mind}, whose queue is full: hostguard queue --mind {mind}").show()
         code = code or FAILED
     return code
 
@@ -106,10 +114,10 @@ def _content(text: str | None) -> str:
     if text is not None and text != "-":
         return text
     if text is None and sys.stdin.isatty():
-        raise click.UsageError("there is no text: give it, or pipe it in")
+        raise click.UsageError("the text is missing: give it as an argument or on standard input")
     raw = sys.stdin.buffer.read(READ_MAX + 1)
     if len(raw) > READ_MAX:
-        raise CliError(f"the text is longer than {READ_MAX} bytes: send a path to it instead")
+        raise CliError(f"the text is longer than {READ_MAX} bytes: send the path of a file instead")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -124,12 +132,12 @@ def _accepted(delivery: Any) -> str:
 
 
 def _wait(delivery: Any, deadline: float | None) -> Any:
-    """The delivery once it is final, or as it is at the deadline (monotonic seconds)."""
+    """Wait until the delivery is final or the deadline (monotonic seconds) has passed."""
     while delivery["state"] not in FINAL:
         wait_s = POLL_S if deadline is None else min(POLL_S, deadline - monotonic())
         if wait_s <= 0:
             break
-        # One that went out in a batch is followed there.
+        # A delivery that became part of a batch ends with the batch.
         batched = delivery["state"] == "batched"
         id_ = delivery["result"]["delivery"] if batched else delivery["id"]
         delivery = client.call("GET", f"/v1/deliveries/{id_}", params={"wait_s": round(wait_s, 1)})
@@ -142,20 +150,20 @@ def _outcome(delivery: Any) -> str:
         held = hold_text(delivery.get("hold"), delivery["mind"])
         return (
             f"{start}{f' ({safe(held)})' if held else ''}; "
-            f"it stays in the queue: hostguard cancel {delivery['id']} takes it out"
+            f"it stays in the queue; to remove it: hostguard cancel {delivery['id']}"
             if delivery["state"] == "queued"
-            else f"{start}; its turn goes on"
+            else f"{start}; its turn continues"
         )
     result = delivery.get("result") or {}
-    said = [text] if (text := ended(result)) else []
+    parts = [text] if (text := ended(result)) else []
     for name, word in (("held_ms", "held"), ("run_ms", "ran")):
         if result.get(name) is not None:
-            said.append(f"{word} {ms(result[name])}")
-    return f"{start}: {safe(', '.join(said))}" if said else start
+            parts.append(f"{word} {ms(result[name])}")
+    return f"{start}: {safe(', '.join(parts))}" if parts else start
 
 
 def _exit_code(deliveries: list[Any]) -> int:
-    """0 only if every command exited with 0; held too long tells more than a failure beside it."""
+    """0 only if every command exited with 0; HELD takes precedence over FAILED."""
     if any(delivery["state"] == "queued" for delivery in deliveries):
         return HELD
     succeeded = (
@@ -165,5 +173,5 @@ def _exit_code(deliveries: list[Any]) -> int:
 
 
 def _went_well(result: Any) -> bool:
-    """Exit status 0 of a command; of a resident mind's turn, which has none, an end of its own."""
+    """Whether a command exited with 0, or a resident mind's turn ended normally."""
     return result.get("exit") == 0 or result.get("outcome") in ("done", "gone", "idle")

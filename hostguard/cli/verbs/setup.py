@@ -1,4 +1,4 @@
-"""hostguard setup: limits for this host."""
+"""hostguard setup: propose and write limits for this host."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NAME = "50-setup"
 @click.option("--yes", is_flag=True, help="Ask nothing: measure, and write the file.")
 @click.option("--dry-run", is_flag=True, help="Only show the file. Nothing is measured or written.")
 def command(yes: bool, dry_run: bool) -> None:
-    """Propose limits for this host, show them, and write them on yes.
+    """Propose limits for this host, and write them if you confirm.
 
-    A card, a USB or a turning disk gets a global cap of 2, a weight of all turns below the rest of the host
-    where the kernel weighs, and a share of the bandwidth, if it may be measured: at most 32 MB are written,
-    for at most 5 seconds. Other files of the configuration have the last word.
+    An SD card, a USB disk or a hard disk gets a global cap of 2; a weight of all turns below that of the rest
+    of the host, if the kernel supports it; and a share of its bandwidth, if you allow the measurement, which
+    writes at most 32 MB in at most 5 seconds. Settings in other files of the configuration take precedence.
 
     \b
     Examples:
@@ -44,14 +44,14 @@ def command(yes: bool, dry_run: bool) -> None:
     from hostguard.config import dropins, load
 
     if yes and dry_run:
-        raise click.UsageError("give --yes or --dry-run, not both")
+        raise click.UsageError("--yes and --dry-run exclude each other")
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise click.UsageError("there is nobody to ask: give --yes or --dry-run")
+        raise click.UsageError("stdin is not a terminal: use --yes or --dry-run")
     file = dropins.place(NAME)
     try:
         elsewhere = dropins.set_elsewhere(file)
     except load.ConfigError as error:
-        raise CliError(f"the configuration has to be right first:\n{error}") from None
+        raise CliError(f"fix the configuration first:\n{error}") from None
     host = this_host()
     click.echo(f"disk: {safe(host.device.node or 'none')}: {safe(host.device.reason)}")
     rate = None if dry_run else _measured(host, yes)
@@ -64,19 +64,19 @@ def command(yes: bool, dry_run: bool) -> None:
         click.echo("nothing was written")
         return
     if file.exists():
-        shutil.copy2(file, f"{file}~")  # no drop-in, by its name
-        click.echo(f"kept the one before as {safe(file)}~")
+        shutil.copy2(file, f"{file}~")  # this name is not read as a drop-in
+        click.echo(f"the previous file is now {safe(file)}~")
     try:
         dropins.write(file, text, replace=True)
     except load.ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
     if weigh and subprocess.run(weigh, check=False).returncode != 0:
-        raise CliError(f"the file is written, but the weight is not set: {' '.join(weigh)}")
-    click.echo("\n".join(["wrote it; next:", *(f"  {step}" for step in _next(host))]))
+        raise CliError(f"the file was written, but this failed: {' '.join(weigh)}")
+    click.echo("\n".join(["written; next:", *(f"  {step}" for step in _next(host))]))
 
 
 def _weigh(host: Host, facts: Facts) -> list[str]:
-    """The command that sets the weight of all turns together, which is told; [] if there is to be none."""
+    """Print and return the command that sets the weight of all turns together; [] if there is none."""
     from hostguard.cli.doctor.proposal import slice_weight
 
     weight, why = slice_weight(facts)
@@ -85,35 +85,40 @@ def _weigh(host: Host, facts: Facts) -> list[str]:
             click.echo(f"no weight for all turns together: {safe(why)} (hostguard doctor)\n")
         return []
     argv = [*host.systemctl.split(), "set-property", SLICE, f"IOWeight={weight}"]
-    click.echo(f"and for all turns together, {why}:\n\n    {' '.join(argv)}\n")
+    click.echo(f"and a weight for all turns together, {why}:\n\n    {' '.join(argv)}\n")
     return argv
 
 
 def _measured(host: Host, yes: bool) -> float | None:
-    """Bytes/s that the disk takes; None if that is not measured, which is told."""
+    """Measure the write rate of the disk in bytes/s; None, with a message, if that was not done."""
     from hostguard.cli.doctor.rate import measure
 
     if host.device.node is None:
         return None
     if host.daemon is not None and host.daemon["turns"]:
-        click.echo("not measured: turns are live, and it would slow them and be slowed by them")
+        click.echo("not measured: turns are running, which would disturb it and be disturbed by it")
         return None
-    if not (yes or click.confirm("Measure how fast it takes writes? At most 32 MB, for at most 5 seconds.")):
+    if not (
+        yes
+        or click.confirm(
+            "Measure the write rate of the disk? It writes at most 32 MB, for at most 5 seconds."
+        )
+    ):
         return None
     folder = _folder(host)
     if folder is None:
-        click.echo("not measured: it has no mounted file system")
+        click.echo("not measured: the disk has no mounted file system")
         return None
     rate = measure(folder)
     if rate is None:
-        click.echo("not measured: the disk took nothing for 10 seconds")
+        click.echo("not measured: the disk completed no write in 10 seconds")
     else:
         click.echo(f"measured: {rate / 1e6:.1f} MB/s")
     return rate
 
 
 def _folder(host: Host) -> Path | None:
-    """Where to write so that the guarded disk has to take it; None if there is no such place."""
+    """A directory on the guarded disk; None if there is none."""
     place = paths.STATE
     while not place.exists():
         place = place.parent
@@ -125,4 +130,4 @@ def _next(host: Host) -> list[str]:
     steps = ["hostguard reload"] if host.daemon is not None else ["systemctl start hostguard"]
     if not host.config.minds:
         steps.append("hostguard mind add NAME --command LINE --user USER    # or --url URL, or --volute DIR")
-    return [*steps, "hostguard doctor    # what this host can enforce of it"]
+    return [*steps, "hostguard doctor    # which limits this host can enforce"]

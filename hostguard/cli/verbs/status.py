@@ -1,4 +1,4 @@
-"""hostguard status: how things are, with the daemon or without."""
+"""hostguard status: the state of the host on one screen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hostguard.cli.options import json_option
 @click.command()
 @json_option
 def command(as_json: bool) -> int:
-    """Show how the host, its minds and its turns are.
+    """Show the state of the host, its minds and its turns.
 
-    What is wrong comes first, the worst at the top; then what waits and why, what runs, and who writes most.
-    Without the daemon it shows the live turns straight from systemd, and exits with 3.
+    First the problems, the worst at the top; then waiting messages with the reason, running turns, and the
+    turns that write most. Without the daemon it shows the live turns as systemd lists them, and exits with 3.
 
     \b
     Examples:

@@ -1,11 +1,11 @@
-"""hostguard stop: end a turn."""
+"""hostguard stop: stop a turn."""
 
 from __future__ import annotations
 
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_turns, json_option, print_json
+from hostguard.cli.options import complete_turns, json_option, show
 from hostguard.core.text import safe
 
 
@@ -15,14 +15,11 @@ from hostguard.core.text import safe
 def command(turn: str, as_json: bool) -> None:
     """Stop a live turn.
 
-    Its processes get SIGTERM, and later SIGKILL, from systemd.
+    systemd sends SIGTERM to its processes, and SIGKILL later.
 
     \b
     Example:
       hostguard stop 17
     """
     answer = client.call("POST", f"/v1/turns/{client.quote(turn)}/stop")
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(f"{safe(answer['id'])} is being stopped ({safe(answer['unit'])})")
+    show(answer, as_json, f"stopping {safe(answer['id'])} ({safe(answer['unit'])})")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from hostguard.cli.options import json_option, print_json
+from hostguard.cli.options import json_option, show
 from hostguard.cli.render import terminal_width
 
 
@@ -39,8 +39,6 @@ def command(once: bool, as_json: bool) -> int:
             return ended.code
         return 0
     shown = ask.once()
-    if as_json:
-        print_json(asdict(shown))
-    else:
-        click.echo(draw.plain(draw.screen(shown, keys.Ui(), terminal_width(), None, draw.ASCII)))
+    text = draw.plain(draw.screen(shown, keys.Ui(), terminal_width(), None, draw.ASCII))
+    show(asdict(shown), as_json, text)
     return 0

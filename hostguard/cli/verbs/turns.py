@@ -1,4 +1,4 @@
-"""hostguard turns: the live turns."""
+"""hostguard turns: list or show turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_turns, json_option, print_json
+from hostguard.cli.options import complete_turns, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import turn_table
 from hostguard.cli.verbs.queue import result_pairs
@@ -20,7 +20,7 @@ from hostguard.core.text import clock, fields
 def command(id_: str | None, as_json: bool) -> None:
     """List the live turns, or show one.
 
-    With ID it shows that turn, live or ended.
+    With ID, show that turn, live or ended.
 
     \b
     Examples:
@@ -29,22 +29,15 @@ def command(id_: str | None, as_json: bool) -> None:
     """
     if id_ is not None:
         turn = client.call("GET", f"/v1/turns/{client.quote(id_)}")
-        if as_json:
-            print_json(turn)
-        else:
-            click.echo(turn_text(turn))
+        show(turn, as_json, turn_text(turn))
         return
     answer = client.call("GET", "/v1/turns")
-    if as_json:
-        print_json(answer)
-    elif answer["turns"]:
-        click.echo(turn_table(answer["turns"], terminal_width()))
-    else:
-        click.echo("no turn is live")
+    turns = answer["turns"]
+    show(answer, as_json, turn_table(turns, terminal_width()) if turns else "no turn is running")
 
 
 def turn_text(turn: Any) -> str:
-    """All of one turn, a line each."""
+    """The details of a turn, one per line."""
     return fields(
         [
             ("Turn", turn["id"]),

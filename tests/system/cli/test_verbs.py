@@ -79,7 +79,7 @@ def test_a_mind_sleeps_and_wakes_from_the_command_line(host: ResidentHost) -> No
     wait_for(lambda: mind(host)["sleep"] == "asleep", LONG_S)
     assert abs(mind(host)["asleep_until"] / 1000 - time.time() - 8 * 3600) < 300
     assert re.search(r"^m +asleep until \d{4}-", cli("minds").stdout, re.M)
-    assert cli("sleep", "m").stdout == "m sleeps\n"
+    assert cli("sleep", "m").stdout == "m is asleep\n"
     row = host.send("m", "for later", channel="#c")
     assert host.guard.json("queue", str(row))["hold"]["reason"] == "asleep"
     assert "asleep: hostguard wake m" in cli("status").stdout
@@ -110,7 +110,7 @@ def test_schedules_from_the_command_line(host: ResidentHost) -> None:
     bob = host.one()
     cli = host.guard.cli
     added = cli("schedule", "add", "tidy", "@m", "--cron", "0 3 * * *", "--message", "tidy up").stdout
-    assert re.fullmatch(r"tidy is kept; it fires next \d{4}-\S+ 03:00:00\n", added)
+    assert re.fullmatch(r"tidy saved; next run \d{4}-\S+ 03:00:00\n", added)
     assert re.search(r"^tidy +m +0 3 \* \* \* .* kept +tidy up$", cli("schedule", "list").stdout, re.M)
     row = int(cli("schedule", "run-now", "tidy").stdout.split()[0])
     host.done(row)
@@ -118,7 +118,7 @@ def test_schedules_from_the_command_line(host: ResidentHost) -> None:
     soon = cli("schedule", "add", "soon", "m", "--at", "+1", "--message", "now")
     assert "it fires next" in soon.stdout
     wait_for(lambda: bob.contents()[1:] == ["[soon] now"], LONG_S)
-    assert cli("schedule", "remove", "tidy").stdout == "tidy is removed\n"
+    assert cli("schedule", "remove", "tidy").stdout == "tidy removed\n"
     assert cli("schedule", "remove", "tidy", check=False).returncode == 4
     for bad in (("--cron", "* * *"), ("--cron", "* * * * *", "--at", "+1h"), ("--at", "2001-01-01")):
         done = cli("schedule", "add", "x", "m", *bad, "--message", "x", check=False)
@@ -144,4 +144,4 @@ def test_dead_letters_from_the_command_line(host: ResidentHost) -> None:
     assert host.guard.cli("dead", "retry", "--all").stdout == f"{rows[1]} m/s1 queued again\n"
     host.done(rows[1])
     assert host.row(rows[0])["state"] == "cancelled"
-    assert host.guard.cli("dead", "list").stdout == "there is no dead letter\n"
+    assert host.guard.cli("dead", "list").stdout == "no dead letters\n"

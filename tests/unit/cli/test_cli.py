@@ -111,7 +111,7 @@ def test_the_overview_and_each_verb_say_the_same() -> None:
 
 def test_help_lists_the_verbs_and_the_exit_codes() -> None:
     text = cli.get_help(click.Context(cli, info_name="hostguard"))
-    assert re.search(r"^  send +Put a message", text, re.M)
+    assert re.search(r"^  send +Queue a message", text, re.M)
     assert re.search(r"^    75 +held", text, re.M)
 
 

@@ -65,7 +65,7 @@ EXITED = {"outcome": "exited", "exit": 0, "reason": "exit status 0", "run_ms": 1
         ("expired", {}, 1, "1 m expired"),
         ("cancelled", EXITED, 1, "1 m cancelled"),
         ("queued", {}, 75, "hostguard cancel 1"),
-        ("in_turn", {}, 1, "its turn goes on"),
+        ("in_turn", {}, 1, "its turn continues"),
     ],
 )
 def test_send_wait_exits_with_what_became_of_it(
@@ -132,7 +132,7 @@ def test_events_prints_what_is_remembered_and_ends(daemon: StandIn) -> None:
 @pytest.mark.parametrize(
     ("event", "exit_code", "said"),
     [
-        ({"event": "expired"}, 75, "held for too long"),
+        ({"event": "expired"}, 75, "held for longer than --max-wait"),
         ({"event": "cancelled"}, 1, "cancelled"),
         ({"event": "failed", "detail": "no scope"}, 1, "no scope"),
         (

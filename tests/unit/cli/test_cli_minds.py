@@ -51,11 +51,11 @@ def test_minds_and_status_show_what_each_does(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"sleep": "asleep", "state": "asleep"}, "m sleeps\n"),
-        ({"sleep": "asleep", "state": "paused", "asleep_until": NEW_YEAR}, f"m sleeps until {SHOWN}\n"),
+        ({"sleep": "asleep", "state": "asleep"}, "m is asleep\n"),
+        ({"sleep": "asleep", "state": "paused", "asleep_until": NEW_YEAR}, f"m is asleep until {SHOWN}\n"),
         (
             {"sleep": "falls_asleep", "state": "in_turn"},
-            "m will sleep, once it was told so and its turn is over\n",
+            "m will sleep, after a notice and when its turn is over\n",
         ),
         ({"sleep": "awake", "state": "in_turn"}, "m is awake: in_turn\n"),
     ],
@@ -175,7 +175,7 @@ def test_schedule_add_sends_what_is_given_and_tells_the_next_time(daemon: StandI
         "--timezone", "Europe/Berlin", "--catch-up", "all", "--catch-up-window", "2h",
         "--while-sleeping", "queue",
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, f"s is kept; it fires next {SHOWN}\n"), done
+    assert (done.returncode, done.stdout) == (0, f"s saved; next run {SHOWN}\n"), done
     assert daemon.asked == [
         (
             "POST /v1/schedules",
@@ -191,7 +191,7 @@ def test_schedule_add_sends_what_is_given_and_tells_the_next_time(daemon: StandI
 def test_schedule_add_once(daemon: StandIn) -> None:
     daemon.answer("POST /v1/schedules", schedule(next_at=None), 201)
     done = daemon.run("schedule", "add", "s", "m", "--at", "+2h", "--message", "x")
-    assert done.stdout == "s is kept\n"
+    assert done.stdout == "s saved\n"
     body = daemon.asked[0][1]
     assert abs(body.pop("at") - (time.time() + 7200) * 1000) < 30_000
     assert body == {"name": "s", "mind": "m", "message": "x"}
@@ -200,7 +200,7 @@ def test_schedule_add_once(daemon: StandIn) -> None:
 def test_schedule_remove_and_run_now(daemon: StandIn) -> None:
     daemon.answer("DELETE /v1/schedules/a.b", {})
     daemon.answer("POST /v1/schedules/a.b/run", {"deliveries": [row(7, session="$new")]}, 201)
-    assert daemon.run("schedule", "remove", "a.b").stdout == "a.b is removed\n"
+    assert daemon.run("schedule", "remove", "a.b").stdout == "a.b removed\n"
     assert daemon.run("schedule", "run-now", "a.b").stdout == "7 m/$new queued\n"
     daemon.answer("DELETE /v1/schedules/a.b", {"code": "unknown_schedule", "detail": "no such"}, 404)
     assert daemon.run("schedule", "remove", "a.b").returncode == 4

@@ -66,11 +66,11 @@ def test_it_says_how_the_disk_is_and_how_many_may_run(daemon: StandIn) -> None:
     [
         (
             {"level": "calm", "cap": None, "admit": None},
-            "Live turns: 4, 8 configured, pressure does not limit",
+            "Live turns: 4, 8 configured, not limited by pressure",
         ),
         (
             {"configured": None, "cap": None, "admit": None},
-            "Live turns: 4, no cap is configured, pressure does not limit",
+            "Live turns: 4, no cap is configured, not limited by pressure",
         ),
         ({"cap": 4, "admit": 4}, "Live turns: 4, only 4 at a time now (8 configured)"),
         (
@@ -79,7 +79,7 @@ def test_it_says_how_the_disk_is_and_how_many_may_run(daemon: StandIn) -> None:
         ),
         ({"cap": None}, "Live turns: 4, which may finish; only 1 at a time now, then 8 (8 configured)"),
         ({"disk": "the kernel has no sda any more"}, "Disk: the kernel has no sda any more"),
-        ({"next_step_in_s": 12.4}, "One more: in 12s, if it stays calm"),
+        ({"next_step_in_s": 12.4}, "One more: in 12s if it stays calm"),
         ({"frozen": ["a.scope", "b.scope"]}, "Frozen: a.scope, b.scope"),
         ({"tightened": True}, "Tightened: yes"),
         ({"psi": "PSI is off: psi=1 turns it on"}, "PSI: PSI is off: psi=1 turns it on"),
@@ -93,7 +93,7 @@ def test_each_line(daemon: StandIn, more: dict[str, Any], line: str) -> None:
 def test_it_says_when_it_looked_last(daemon: StandIn) -> None:
     sample = asdict(replace(stalled(1)[0], at=time.clock_gettime(time.CLOCK_BOOTTIME) - 65))
     daemon.answer("GET /v1/pressure", answer(samples=[sample]))
-    assert re.search(r"^Last look: 1m \ds ago$", daemon.run("pressure").stdout, re.MULTILINE)
+    assert re.search(r"^Last sample: 1m \ds ago$", daemon.run("pressure").stdout, re.MULTILINE)
 
 
 def test_json_is_the_answer(daemon: StandIn) -> None:
@@ -250,7 +250,7 @@ def test_replay_reads_standard_input(away: StandIn, a_stall: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("floor", "'floor' is not KEY=VALUE"),
+        ("floor", "invalid setting 'floor': use KEY=VALUE"),
         ("flour=1", "flour is not a key of [pressure]"),
         ("floor=0", "floor: allowed: a whole number from 1"),
         ("floor=", "floor: allowed: a whole number from 1"),

@@ -86,7 +86,7 @@ def test_a_drop_in_is_replaced_only_by_force(run: Run, tmp_path: Path) -> None:
     assert run(*add, "true").returncode == 0
     done = run(*add, "false")
     assert done.returncode == 1
-    assert "mind-ada.toml exists: --force replaces it" in done.stderr
+    assert "mind-ada.toml exists: use --force to replace it" in done.stderr
     assert loaded(tmp_path).minds["ada"].command == ("/usr/bin/true",)
     assert run(*add, "false", "--force").returncode == 0
     assert loaded(tmp_path).minds["ada"].command == ("/usr/bin/false",)
@@ -98,21 +98,24 @@ def test_a_mind_of_another_file_stays_there(run: Run, tmp_path: Path) -> None:
     main.write_text(f'[minds.ada]\ncommand = ["/bin/true"]\nuser = "{ME}"\n')
     done = run("mind", "add", "ada", "--command", "false", "--user", ME, "--force")
     assert done.returncode == 1
-    assert f"{main} has a mind 'ada' already" in done.stderr
+    assert f"mind 'ada' already exists in {main}: " in done.stderr
     assert drop_ins(tmp_path) == []
 
 
 WRONG = [
     (("--command", "true"), "minds.ada: user is missing"),
     (("--command", "true", "--user", "no-such-user"), 'there is no user "no-such-user"'),
-    (("--command", "no-such-program", "--user", ME), "there is no such program"),
-    (("--command", "", "--user", ME), "there is no such program"),
+    (("--command", "no-such-program", "--user", ME), "program not found"),
+    (("--command", "", "--user", ME), "program not found"),
     (("--command", "a 'b", "--user", ME), "No closing quotation"),
     (("--url", "http://127.0.0.1"), "it has no port"),
     (("--url", "http://127.0.0.1:1"), "is that of"),  # of bob, see below
     (("--command", "true", "--user", ME, "--unit", "x.service"), "only a mind with a url has it"),
-    (("--user", ME), "give one of --command, --url and --volute"),
-    (("--command", "true", "--url", "http://127.0.0.1:2"), "give one of --command, --url and --volute"),
+    (("--user", ME), "give exactly one of --command, --url and --volute"),
+    (
+        ("--command", "true", "--url", "http://127.0.0.1:2"),
+        "give exactly one of --command, --url and --volute",
+    ),
 ]
 
 
@@ -170,7 +173,7 @@ def test_a_volute_mind_is_taken_over(run: Run, tmp_path: Path, eve: Path, form: 
     assert (mind.url, mind.routes, mind.user) == (
         "http://127.0.0.1:4107", str(eve / "home/.config/routes.json"), ME,
     )  # fmt: skip
-    assert "VOLUTE_DAEMON_TOKEN, beside VOLUTE_DAEMON_PORT=4321" in done.stdout
+    assert "VOLUTE_DAEMON_TOKEN, with VOLUTE_DAEMON_PORT=4321" in done.stdout
 
 
 def test_an_older_registry_beside_an_empty_database(run: Run, tmp_path: Path, eve: Path) -> None:
@@ -195,8 +198,8 @@ def test_volute_s_home_and_the_owner_of_the_folder(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("eve", (), "no registry of Volute has 'eve'"),
-        ("lilith", ("--url", "http://127.0.0.1:4107"), "Volute knows this mind as 'eve'"),
+        ("eve", (), "'eve' is in no registry of Volute"),
+        ("lilith", ("--url", "http://127.0.0.1:4107"), "Volute calls this mind 'eve'"),
         (
             "eve",
             ("--url", "http://127.0.0.1:4107"),
