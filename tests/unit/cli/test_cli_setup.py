@@ -109,8 +109,8 @@ WRONG = [
     (("--command", "", "--user", ME), "program not found"),
     (("--command", "a 'b", "--user", ME), "No closing quotation"),
     (("--url", "http://127.0.0.1"), "it has no port"),
-    (("--url", "http://127.0.0.1:1"), "is that of"),  # of bob, see below
-    (("--command", "true", "--user", ME, "--unit", "x.service"), "only a mind with a url has it"),
+    (("--url", "http://127.0.0.1:1"), 'belongs to "bob"'),  # of bob, see below
+    (("--command", "true", "--user", ME, "--unit", "x.service"), "only a mind with a url can have it"),
     (("--user", ME), "give exactly one of --command, --url and --volute"),
     (
         ("--command", "true", "--url", "http://127.0.0.1:2"),
