@@ -1,4 +1,4 @@
-"""packaging/quickstart on a machine that runs systemd: it works, and changes nothing that stays."""
+"""packaging/quickstart on a machine that runs systemd: it works, and leaves no change behind."""
 
 from __future__ import annotations
 

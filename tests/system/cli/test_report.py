@@ -1,4 +1,4 @@
-"""The report of a real guard: turns, holds and a stall of the card, as a file, live, and after a restart."""
+"""The report of a real guard: turns, holds and a stall of the card; as a file, live, and after a restart."""
 
 from __future__ import annotations
 

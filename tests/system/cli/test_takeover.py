@@ -1,4 +1,4 @@
-"""`hostguard run` on the edge between no daemon and one, played by a stand-in on the real socket and lock."""
+"""`hostguard run` while a daemon starts or stops, played by a stand-in on the real socket and lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody is starved, nobody is refused without a word, and everybody is told why they wait."""
+"""No mind starves, no message is refused silently, and everyone can see why they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard works while its disk does not, or what else it needs: a stopped card, PID 1, the journal, its own CPU."""
+"""The guard keeps working while something it needs does not: the card, PID 1, the journal, its own CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard's event loop touches, and what is imported late."""
+"""The guard's event loop touches no disk, and nothing is imported late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon stops, or is killed, at a bad moment: nothing is unrun, doubled or stuck."""
+"""The daemon stops, or is killed, at a bad moment: every message still runs, once, and nothing is stuck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody else does to the guard's files and units while it works."""
+"""Somebody else changes the guard's files and units while it works."""
 
 from __future__ import annotations
 

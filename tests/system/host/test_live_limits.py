@@ -1,4 +1,4 @@
-"""Pauses, limits and configuration: they hold whatever happens meanwhile."""
+"""Pauses, limits and configuration hold, whatever happens meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard leans on goes away: the bus, systemd itself, the database, the card under it."""
+"""The guard loses what it depends on: the bus, systemd itself, the database, the card below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard's sandbox holds the guard, lets it do its work, and holds nothing that it starts."""
+"""The guard's sandbox confines the guard, lets it do its work, and does not confine what it starts."""
 
 from __future__ import annotations
 

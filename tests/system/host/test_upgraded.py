@@ -1,4 +1,4 @@
-"""The daemon on what the first release left behind: see tests/unit/store/test_first_release.py."""
+"""The daemon on the state that the first release left; see tests/unit/store/test_first_release.py."""
 
 from __future__ import annotations
 

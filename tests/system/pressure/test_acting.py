@@ -1,4 +1,4 @@
-"""What is done beyond the cap while the card stalls, and that all of it is undone, whatever becomes of the guard."""
+"""What the guard does beyond the cap while the card stalls; all of it is undone, whatever happens to the guard."""
 
 from __future__ import annotations
 

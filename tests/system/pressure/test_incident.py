@@ -1,4 +1,4 @@
-"""`hostguard demo` on a slow card: what it tells, and that nothing of it is left, however it ends."""
+"""`hostguard demo` on a slow card: its output, and that it leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 

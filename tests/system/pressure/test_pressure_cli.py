@@ -1,4 +1,4 @@
-"""hostguard pressure with a guard on the slow card: what it shows while the card stops, and the trace of it."""
+"""`hostguard pressure` on the slow card: what it shows while the card is stopped, and the trace it records."""
 
 from __future__ import annotations
 

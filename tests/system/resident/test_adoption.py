@@ -1,4 +1,4 @@
-"""Which cgroup each process of a resident mind is in before, during and after a turn. No guard: its parts."""
+"""Which cgroup each process of a resident mind is in before, during and after a turn. Only the guard's parts run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that come, go and flee, and a server, a guard and a bus that are lost: who is moved all the same."""
+"""Processes that start, end and escape, and a server, guard or bus that is lost: all processes are still moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a mind's server, which is never moved, and what was never its own. As test_adoption.py, without the guard."""
+"""Which processes are a mind's server, which is never moved. As test_adoption.py, without the guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way that a resident mind's turn ends, over HTTP and in real scopes, and what ends none."""
+"""Every way in which a resident mind's turn ends, over HTTP and in real scopes, and what does not end it."""
 
 from __future__ import annotations
 

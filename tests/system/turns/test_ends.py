@@ -1,4 +1,4 @@
-"""Ends and slots: a slot comes free on evidence, at once, and once."""
+"""A slot becomes free when there is evidence, at once, and only once."""
 
 from __future__ import annotations
 

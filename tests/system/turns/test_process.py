@@ -1,4 +1,4 @@
-"""What a turn is as a process, and where its output goes."""
+"""A turn as a process: its user, its environment, and where its output goes."""
 
 from __future__ import annotations
 

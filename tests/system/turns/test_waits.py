@@ -1,4 +1,4 @@
-"""Turns that wait for turns: one that would wait for ever is told so, and what it sent is delivered all the same."""
+"""Turns that wait for turns: one that would wait for ever is refused, and what it sent is still delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard tells is one story: the events, the journal, its catalog, and the metrics agree."""
+"""The events, the journal, its catalog and the metrics report the same."""
 
 from __future__ import annotations
 
