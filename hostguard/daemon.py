@@ -34,11 +34,13 @@ from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config
 from hostguard.core.signals import (
+    MindDied,
     MindWoken,
     Pumped,
     QueueDamaged,
     Redrive,
     RoutesChanged,
+    RowsStored,
     SessionChanged,
     Signal,
     SliceThrottled,
@@ -57,11 +59,14 @@ from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.drivers import Drivers
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, boot_id
-from hostguard.gate.recovery import recover
+from hostguard.gate.recovery import Recovery
+from hostguard.gate.row_source import BacklogRows
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.starter import Starter
 from hostguard.linux import mlock
 from hostguard.linux.disk import Device, choose
 from hostguard.pressure.freezer import Freezer, thaw_left
@@ -69,18 +74,26 @@ from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store.connection import SchemaTooNew
 from hostguard.store.settings import SettingsStore
+from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, QueueError
+from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.systemd.fork_client import ForkClient
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier, watchdog_s
 from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event, Events, JournalSink, RecentEvents
 from hostguard.telemetry.timeline_recorder import TimelineRecorder
+from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.exec_driver import ExecDriver
+from hostguard.turns.idle_watch import IdleWatch
 from hostguard.turns.limit_check import Readback
 from hostguard.turns.live import Live, TurnEnded
+from hostguard.turns.mind_client import MindClient
 from hostguard.turns.resident_driver import ResidentDriver
+from hostguard.turns.run_driver import RunDriver
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger("hostguard")
@@ -110,53 +123,68 @@ class Parts:
         self.counters, self.recent = Counters(), RecentEvents()
         self.queue, self.events = queue, Events(self.counters, self.recent, JournalSink(journal))
         events = self.events
-        self.redrive = Signal[Redrive]()
+        self.redrive = redrive = Signal[Redrive]()
         self.pumped = Signal[Pumped]()
-        self.session_changed = Signal[SessionChanged]()
-        self.turn_ended = Signal[TurnEnded]()
-        self.unit_started = Signal[UnitStarted]()
+        self.session_changed = session_changed = Signal[SessionChanged]()
+        turn_ended, rows_stored = Signal[TurnEnded](), Signal[RowsStored]()
+        mind_died = Signal[MindDied]()
+        self.unit_started = unit_started = Signal[UnitStarted]()
+        turn_thawed, slice_throttled = Signal[TurnThawed](), Signal[SliceThrottled]()
+        self.tasks = Tasks(expected=(Problem,))
         self.settings = SettingsStore(queue)
-        self.policy = Policy(self.settings, boot_id())
-        self.backlog = Backlog()
-        self.live = Live()
-        self.run_clients = RunClients()
-        self.ledger = Ledger(queue, events, self.run_clients)
-        self.availability = Availability()
-        self.done_tracker = DoneTracker(self.ledger.waiters)
+        self.policy = policy = Policy(self.settings, boot_id())
+        self.backlog = backlog = Backlog()
+        self.live = live = Live()
+        self.run_clients = run_clients = RunClients()
+        self.waiters = Waiters()
+        self.ledger = Ledger(queue, events, run_clients, self.waiters, policy, rows_stored)
+        self.availability = availability = Availability()
+        self.done_tracker = DoneTracker(self.waiters)
         self.readback = Readback(events)
-        self.scopes = Scopes(self.live, self.readback, self.redrive, self.turn_ended, self.unit_started)
-        self.dispatcher = Dispatcher(
-            queue, events, self.policy, self.backlog, self.scopes, self.run_clients, self.ledger,
-            self.session_changed, self.pumped,
-        )  # fmt: skip
-        self.residents = self.dispatcher.residents = ResidentDriver(
-            self.dispatcher, self.availability, self.done_tracker, self.session_changed
+        self.systemd = systemd = Systemd()
+        self.scopes = scopes = Scopes(
+            live, systemd, ForkClient(systemd), self.readback, redrive, turn_ended, unit_started
         )
-        thawed, throttled = Signal[TurnThawed](), Signal[SliceThrottled]()
-        self.recorder = TimelineRecorder(queue, self.backlog)
-        self.monitor = self.dispatcher.watcher = Monitor(
-            self.live, self.scopes.systemd, self.policy, events, self.recorder,
-            Freezer(self.live, self.scopes.systemd, events, thawed), Throttle(self.scopes.systemd, throttled),
-            self.redrive,
+        self.recorder = TimelineRecorder(queue, backlog)
+        freezer = Freezer(live, systemd, events, turn_thawed)
+        throttle = Throttle(systemd, slice_throttled)
+        self.monitor = Monitor(live, systemd, policy, events, self.recorder, freezer, throttle, redrive)
+        self.gate = Gate(policy, live, scopes, queue, self.monitor, availability, run_clients)
+        self.rows = BacklogRows(backlog, self.gate, redrive)
+        self.routes_changed = Signal[RoutesChanged]()
+        self.routes = RouteFiles(self.routes_changed)
+        adoption = Adoption(systemd, scopes.cgroup, mind_died)
+        self.idle_watch = IdleWatch(live, adoption, policy, freezer)
+        self.residents = ResidentDriver(
+            scopes, live, adoption, MindClient(), availability, self.done_tracker, self.ledger, self.rows,
+            self.routes, policy, self.idle_watch, session_changed, redrive,
         )  # fmt: skip
-        thawed.subscribe(lambda turn: self.residents.stood_still(turn.unit, turn.seconds))
-        throttled.subscribe(self.readback.slice_throttled)
-        self.gate = self.dispatcher.gate = Gate(
-            self.policy, self.live, self.scopes, queue, self.monitor, self.availability, self.run_clients
+        self.drivers = Drivers(ExecDriver(scopes), RunDriver(scopes, run_clients), self.residents)
+        self.starter = Starter(
+            policy, live, scopes, self.drivers, self.ledger, self.rows, events, session_changed, self.tasks
         )
-        self.redrive.subscribe(self.dispatcher.redrive)
-        queue.trouble_changed.subscribe(lambda _: self.redrive.send(Redrive()))
-        self.turn_ended.subscribe(self.dispatcher.turn_ended)
-        self.unit_started.subscribe(self._try_mind)
+        self.dispatcher = dispatcher = Dispatcher(
+            backlog, self.gate, self.starter, live, self.ledger, run_clients, availability, events,
+            session_changed, self.pumped,
+        )  # fmt: skip
+        self.recovery = Recovery(
+            queue, self.ledger, backlog, live, self.drivers, run_clients, policy, self.tasks
+        )
+        redrive.subscribe(dispatcher.redrive)
+        queue.trouble_changed.subscribe(lambda _: redrive.send(Redrive()))
+        turn_ended.subscribe(dispatcher.turn_ended)
+        rows_stored.subscribe(dispatcher.rows_stored)
+        unit_started.subscribe(self._try_mind)
+        mind_died.subscribe(self.residents.mind_died)
+        turn_thawed.subscribe(self.idle_watch.thawed)
+        slice_throttled.subscribe(self.readback.slice_throttled)
         self._put_delivery_together(clock)
 
     def _put_delivery_together(self, clock: Callable[[], int]) -> None:
         policy, settings, live, ledger = self.policy, self.settings, self.live, self.ledger
         queue, dispatcher = self.queue, self.dispatcher
         tasks = self.accepting = Tasks((Problem,))
-        routes_changed, mind_woken = Signal[RoutesChanged](), Signal[MindWoken]()
-        self.routes = RouteFiles(routes_changed)
-        dispatcher.instructions = self.routes.instructions
+        mind_woken = Signal[MindWoken]()
         self.batcher = Batcher(policy, live, queue, ledger, dispatcher, tasks)
         self.quarantine = Quarantine(policy, self.routes.get, queue, ledger, self.batcher, dispatcher, tasks)
         self.held = HeldBack(self.batcher, self.quarantine)
@@ -165,7 +193,7 @@ class Parts:
             dispatcher, mind_woken, tasks,
         )  # fmt: skip
         self.scheduler = Scheduler(policy, settings, self.acceptor, self.events, tasks, clock)
-        self.services = MindServices(policy, settings, live, self.scopes.systemd, self.unit_started)
+        self.services = MindServices(policy, settings, live, self.systemd, self.unit_started)
         self.sleeper = Sleeper(
             policy, settings, self.acceptor, self.held, self.backlog, live, ledger, self.services, dispatcher,
             self.events, clock,
@@ -175,7 +203,7 @@ class Parts:
             queue, live, self.backlog, self.run_clients, ledger, ledger.waiters, self.gate, self.held,
             dispatcher,
         )  # fmt: skip
-        routes_changed.subscribe(self.quarantine.routes_changed)
+        self.routes_changed.subscribe(self.quarantine.routes_changed)
         mind_woken.subscribe(self.sleeper.wake_for_message)
         self.session_changed.subscribe(self.batcher.session_changed)
         self.session_changed.subscribe(self.sleeper.session_changed)
@@ -250,7 +278,8 @@ class Daemon:
             self.monitor.start(self.device)
             self._follow_units(config)
             await self.parts.routes.start(config)  # instructions go with what is posted
-            await recover(self.manager)
+            await self.parts.recovery.run()
+            self.manager.open()
             await self.parts.held.start()
             self.sleeper.start()
             await self.scheduler.start()
@@ -267,7 +296,8 @@ class Daemon:
         self.notifier.send("READY=1", f"STATUS={self._status_line()}")
         await self._stop.wait()
         self.notifier.send("STOPPING=1")
-        self.manager.closing = True
+        self.manager.close()
+        self.parts.rows.close()
         self.scheduler.close()
         self.sleeper.close()
         await self.monitor.close()
@@ -277,7 +307,7 @@ class Daemon:
         await self.endpoint.close()
         await self.web.close()
         await self.residents.close()
-        await asyncio.gather(self.manager.settled(SETTLE_S), self.parts.accepting.settled(SETTLE_S))
+        await asyncio.gather(self.parts.tasks.settled(SETTLE_S), self.parts.accepting.settled(SETTLE_S))
         await self.scopes.close()
         await self.queue.close()
         if self._failure is not None:
@@ -345,7 +375,7 @@ class Daemon:
 
     def _follow_units(self, config: Config) -> None:
         minds = config.minds.values()
-        self.scopes.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
+        self.parts.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
 
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""

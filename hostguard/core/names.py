@@ -12,6 +12,8 @@ OWN_SESSION = "$"  # begins the sessions that only the guard uses
 MAIN_SESSION = "main"  # if none is named
 NEW_SESSION = "$new"  # a session of its own for each delivery
 NEW_PREFIX = "new-"  # begins the names of those
+SCRIPT_SESSION = "$script:"  # then the schedule's name, ":" and the session that gets the output
+FILE_SESSION = "$file:"  # then the path: lines go into one file in order
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
 
 

@@ -56,6 +56,7 @@ class Ending:
 
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
+RECORD_LOST = Ending("exited", "its exit record was removed: how it ended is not known")
 
 
 def ending(

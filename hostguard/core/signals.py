@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from hostguard.core.model import Delivery
 
 Fact = TypeVar("Fact")
 log = logging.getLogger(__name__)
@@ -94,10 +96,24 @@ class QueueTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class MindDied:
+    """The process of a resident mind's server is gone."""
+
+    mind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Redrive:
     """Rows that wait may start now: of one mind, or (None) because something of the host changed."""
 
     mind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsStored:
+    """New rows are in the database; the gate does not know of them yet."""
+
+    rows: Sequence[Delivery]
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class Batcher:
         turn = self._live.taking(mind, session)
         if turn is None or turn.delivery is None:
             return None
-        folded = turn.resident.folded if turn.resident is not None else []
+        folded = turn.folded
         row = folded[-1][0] if folded else turn.delivery
         if row.kind is Kind.BATCH:
             senders, channels = row.result.get("senders", ()), row.result.get("channels", ())

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hostguard.core.model import Kind, Mind, State, Target
-from hostguard.core.names import MAIN_SESSION, NEW_PREFIX, NEW_SESSION
+from hostguard.core.names import FILE_SESSION, MAIN_SESSION, NEW_PREFIX, NEW_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import wake_rules
 from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Batch, Routes, route
-from hostguard.turns.command import FILE_SESSION
 
 
 @dataclass(frozen=True, slots=True)

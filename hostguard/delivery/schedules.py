@@ -17,6 +17,7 @@ from hostguard.config.cron import LATE_MS, Due, due, next_time
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule
+from hostguard.core.names import SCRIPT_SESSION
 from hostguard.core.payload import scheduled
 from hostguard.core.ports import Configured
 from hostguard.core.tasks import Tasks
@@ -28,7 +29,6 @@ from hostguard.linux.timezones import zones
 from hostguard.store import requests
 from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
 from hostguard.telemetry.events import Event, Events
-from hostguard.turns.command import SCRIPT_SESSION
 
 log = logging.getLogger(__name__)
 

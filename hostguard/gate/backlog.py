@@ -1,17 +1,16 @@
-"""The queued rows in memory, ordered so that finding the next startable one takes O(log n). Pure.
+"""The queued rows in memory, ordered so that finding the next one to ask the gate about takes O(log n). Pure.
 
-Rows are kept per mind and session; a heap per mind orders its sessions by their first row, and one heap
-orders the minds. Entries are checked when they surface instead of being removed (lazy deletion), and a
-mind or session that is busy is left out until `touch` brings it back. Busy minds are thus never scanned,
-however many rows they have.
+Rows are grouped by mind and session; a heap per mind orders its sessions by their first row, and one heap
+orders the minds. Entries are checked when they surface instead of being removed (lazy deletion). A mind or
+session that the gate holds is parked until `touch` brings it back: its rows are never scanned meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 from hostguard.core.model import Kind, Row
 
@@ -24,28 +23,28 @@ class _MindRows:
     def __init__(self) -> None:
         self.sessions: dict[str, int | deque[int]] = {}
         self.heads: list[tuple[int, str]] = []  # (first row, session); may be stale
-        self.parked: set[str] = set()  # sessions found busy: their entries left `heads`
-        self.listed: int | None = None  # the id under which the mind stands in the order of minds
+        self.parked: set[str] = set()  # sessions that are left out until touched
+        self.listed: int | None = None  # the mind's id in the order of minds; None = it is not there
         self.count = 0
 
     def first(self, session: str) -> int | None:
         rows = self.sessions.get(session)
         return rows[0] if isinstance(rows, deque) else rows
 
-    def append(self, row: Row) -> bool:
+    def append(self, id_: int, session: str) -> bool:
         """Put the row in its place by id; True if it is now its session's first."""
         self.count += 1
-        rows = self.sessions.get(row.session)
+        rows = self.sessions.get(session)
         if rows is None:
-            self.sessions[row.session] = row.id
+            self.sessions[session] = id_
             return True
         if not isinstance(rows, deque):
-            rows = self.sessions[row.session] = deque((rows,))
+            rows = self.sessions[session] = deque((rows,))
         # A row given back (retry, backoff) has an old id.
         index = len(rows)
-        while index and rows[index - 1] > row.id:
+        while index and rows[index - 1] > id_:
             index -= 1
-        rows.insert(index, row.id)
+        rows.insert(index, id_)
         return index == 0
 
     def remove(self, id_: int, session: str) -> bool:
@@ -64,17 +63,14 @@ class _MindRows:
         self.count -= 1
         return True
 
-    def head(self, busy: Collection[str]) -> tuple[int, str] | None:
-        """The first row of a session that is not busy; busy ones are parked."""
+    def head(self) -> tuple[int, str] | None:
+        """The first row of the sessions that are not parked."""
         heads = self.heads
         while heads:
             id_, session = heads[0]
             first = self.first(session)
-            if first is None:
+            if first is None or session in self.parked:
                 heappop(heads)
-            elif session in busy:
-                heappop(heads)
-                self.parked.add(session)
             elif first != id_:
                 heapreplace(heads, (first, session))
             else:
@@ -90,7 +86,7 @@ class _MindRows:
 
 
 class Backlog:
-    """Queued rows: those due, in order of id, and those whose time has not come."""
+    """Queued rows: those that are due, in order of id, and those whose time has not come."""
 
     def __init__(self) -> None:
         self._minds: dict[str, _MindRows] = {}
@@ -98,7 +94,8 @@ class Backlog:
         self._later: list[tuple[int, int]] = []  # (not_before, id); may be stale
         self._later_rows: dict[int, Row] = {}
         self._later_count: Counter[str] = Counter()
-        self._runs: set[int] = set()  # ids of Kind.RUN rows, few
+        self._kinds: dict[int, Kind] = {}  # of due rows that are not plain messages
+        self._fresh: list[Row] = []
 
     def __len__(self) -> int:
         """Rows that are due."""
@@ -139,40 +136,33 @@ class Backlog:
         if rows is None:
             return None
         parked = [(id_, session) for session in rows.parked if (id_ := rows.first(session)) is not None]
-        id_, session = min([*filter(None, [rows.head(())]), *parked], default=(None, ""))
-        return None if id_ is None else Row(id_, mind, session, 0, self._kind(id_))
+        id_, session = min([*filter(None, [rows.head()]), *parked], default=(None, ""))
+        return None if id_ is None else self._row(id_, mind, session)
 
-    def load(self, rows: Iterable[tuple[int, str, str, int]], now: int) -> None:
-        """Add many (id, mind, session, not_before) in order of id, at start.
+    def load(self, rows: Iterable[tuple[int, str, str, int, str]], now: int) -> None:
+        """Add many (id, mind, session, not_before, kind), at start; none of them is fresh.
 
-        A million of them take about a second, so this makes no Row of each, and the heaps once, at the end.
+        A million of them take about a second in all, so this makes no Row of those that are due.
         """
-        minds = self._minds
-        names: dict[str, str] = {}  # equal sessions share one string
-        for id_, name, session, not_before in rows:
+        minds, kinds, message = self._minds, self._kinds, Kind.MESSAGE.value
+        for id_, name, session, not_before, kind in rows:
             if not_before > now:
-                self._add_later(Row(id_, name, session, not_before))
+                self._add_later(Row(id_, name, session, not_before, Kind(kind)))
                 continue
+            if kind != message:
+                kinds[id_] = Kind(kind)
             mind = minds.get(name)
             if mind is None:
                 mind = minds[name] = _MindRows()
-            waiting = mind.sessions.get(session)
-            if waiting is None:
-                mind.sessions[names.setdefault(session, session)] = id_
-            elif isinstance(waiting, deque):
-                waiting.append(id_)
-            else:
-                mind.sessions[session] = deque((waiting, id_))
-            mind.count += 1
-        for mind in minds.values():
-            mind.heads = [(first, s) for s in mind.sessions if (first := mind.first(s)) is not None]
-            heapify(mind.heads)
-            mind.listed = mind.heads[0][0]
-        self._order = [(mind.listed, name) for name, mind in minds.items() if mind.listed]
-        heapify(self._order)
+            if mind.append(id_, session):
+                heappush(mind.heads, (id_, session))
+                if mind.listed is None or id_ < mind.listed:
+                    mind.listed = id_
+                    heappush(self._order, (id_, name))
 
     def add(self, row: Row, now: int) -> None:
         """Add one row; `now`, in ms since the epoch, decides whether it is due."""
+        self._fresh.append(row)
         if row.not_before > now:
             self._add_later(row)
         else:
@@ -183,17 +173,18 @@ class Backlog:
         self._later_rows[row.id] = row
         self._later_count[row.mind] += 1
 
-    def _append(self, row: Row) -> bool:
-        if row.kind is Kind.RUN:
-            self._runs.add(row.id)
-        return self._minds.setdefault(row.mind, _MindRows()).append(row)
-
     def _add_due(self, row: Row) -> None:
-        if self._append(row):
-            mind = self._minds[row.mind]
-            if row.session not in mind.parked:
-                heappush(mind.heads, (row.id, row.session))
+        if row.kind is not Kind.MESSAGE:
+            self._kinds[row.id] = row.kind
+        mind = self._minds.setdefault(row.mind, _MindRows())
+        if mind.append(row.id, row.session) and row.session not in mind.parked:
+            heappush(mind.heads, (row.id, row.session))
         self.touch(row.mind)
+
+    def fresh(self) -> list[Row]:
+        """Rows that were added, or came due, since this was last asked; some may be gone again."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
     def remove(self, id_: int, mind: str, session: str) -> bool:
         """Take a row out (started, cancelled, expired). False if it was not here."""
@@ -204,7 +195,7 @@ class Backlog:
             return False
         if not rows.count:
             del self._minds[mind]
-        self._runs.discard(id_)
+        self._kinds.pop(id_, None)
         return True
 
     def _forget_later(self, id_: int) -> Row | None:
@@ -226,8 +217,19 @@ class Backlog:
             rows.listed = rows.heads[0][0]
             heappush(self._order, (rows.listed, mind))
 
+    def park(self, mind: str, session: str | None = None) -> None:
+        """Leave the mind, or one session of it, out of `next` until it is touched."""
+        rows = self._minds.get(mind)
+        if rows is None:
+            return
+        if session is None:
+            rows.listed = None
+        else:
+            rows.parked.add(session)
+            rows.head()
+
     def due(self, now: int) -> list[Row]:
-        """Move the rows whose time has come to the due ones, and return them in order of id."""
+        """Move the rows whose time has come to the due ones; they are fresh. In order of id."""
         rows = []
         while (when := self.next_due()) is not None and when <= now:
             row = self._forget_later(heappop(self._later)[1])
@@ -235,7 +237,9 @@ class Backlog:
                 rows.append(row)
         for row in rows:
             self._add_due(row)
-        return sorted(rows, key=lambda row: row.id)
+        rows.sort(key=lambda row: row.id)
+        self._fresh += rows
+        return rows
 
     def hasten(self, ids: Iterable[int], after: int, now: int) -> None:
         """Those of the rows that come due later than `after` come due now; both in ms since the epoch."""
@@ -255,11 +259,10 @@ class Backlog:
             heappop(self._later)
         return None
 
-    def next(self, is_open: Callable[[str], bool], busy: Callable[[str], Collection[str]]) -> Row | None:
-        """The first row, by id, of a mind that is open and in a session of it that is not busy.
+    def next(self) -> Row | None:
+        """The first row, by id, of all minds and sessions that are not parked.
 
-        A mind found closed and a session found busy are left out until they are touched. The row stays:
-        the caller removes it when it starts.
+        The row stays: the caller removes it as it starts, or parks its mind or session.
         """
         while self._order:
             id_, name = self._order[0]
@@ -267,7 +270,7 @@ class Backlog:
             if mind is None or mind.listed != id_:
                 heappop(self._order)
                 continue
-            head = mind.head(busy(name)) if is_open(name) else None
+            head = mind.head()
             if head is None:
                 heappop(self._order)
                 mind.listed = None
@@ -275,17 +278,17 @@ class Backlog:
                 heapreplace(self._order, (head[0], name))
                 mind.listed = head[0]
             else:
-                return Row(id_, name, head[1], 0, self._kind(id_))
+                return self._row(id_, name, head[1])
         return None
 
-    def _kind(self, id_: int) -> Kind:
-        return Kind.RUN if id_ in self._runs else Kind.MESSAGE
+    def _row(self, id_: int, mind: str, session: str) -> Row:
+        return Row(id_, mind, session, 0, self._kinds.get(id_, Kind.MESSAGE))
 
     def first_in(self, mind: str, session: str) -> Row | None:
-        """The session's first due row, whether or not it could start. The row stays."""
+        """The session's first due row, parked or not. The row stays."""
         rows = self._minds.get(mind)
         id_ = rows.first(session) if rows else None
-        return Row(id_, mind, session) if id_ is not None and id_ not in self._runs else None
+        return None if id_ is None else self._row(id_, mind, session)
 
     def place(self, id_: int, mind: str) -> int:
         """Place in line among the mind's due rows, 1 = next. O(rows of the mind)."""

@@ -1,4 +1,4 @@
-"""What is known and written of each row beside its place in line: holds, attempts, expiry, its end.
+"""Writes what becomes of rows, and remembers what their place in line does not show: holds, attempts, expiry.
 
 Everything that ends a row, or gives it back, is here, with its event and its write.
 """
@@ -15,6 +15,9 @@ from typing import Any
 from hostguard.core import outcome as outcome_
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Hold, Kind, Reason, Row, State, Waited
+from hostguard.core.ports import Configured
+from hostguard.core.signals import RowsStored, Signal
+from hostguard.gate.notices import dead_letter, script_message
 from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
@@ -27,23 +30,33 @@ from hostguard.turns.live import Turn
 
 
 class Ledger:
-    """One for the manager; it mirrors the database."""
+    """Mirrors the database. Signal: `rows_stored` for each message that the end of a row brought about."""
 
-    def __init__(self, queue: Queue, events: Events, callers: RunClients) -> None:
-        self.waiters = Waiters()
+    def __init__(
+        self,
+        queue: Queue,
+        events: Events,
+        run_clients: RunClients,
+        waiters: Waiters,
+        policy: Configured,
+        rows_stored: Signal[RowsStored],
+    ) -> None:
+        self.waiters = waiters
         self.loaded = 0  # rows up to this id were queued before the guard was started
         self.floor = 0  # ids up to this one belong to turns of a database that is gone
         self.written: Counter[str] = Counter()  # bytes, by mind, of turns that ended since the guard's start
         self._queue = queue
         self._events = events
-        self._callers = callers
+        self._run_clients = run_clients
+        self._policy = policy
+        self._rows_stored = rows_stored
         self._holds: dict[int, tuple[Hold, int]] = {}  # row -> (hold as it began, since ms)
         self._attempts: dict[int, int] = {}  # of queued rows that failed before
         self._expiries: list[tuple[int, int, str, str]] = []  # may be stale
         self._expires: dict[int, int] = {}  # row -> when it expires
 
     def remember(self, row: Delivery) -> None:
-        """Know of a queued row what its place in line does not tell."""
+        """Note a queued row's attempts and expiry."""
         if row.attempts:
             self._attempts[row.id] = row.attempts
         if row.expires_at:
@@ -64,24 +77,26 @@ class Ledger:
         return replace(found[0], attempts=self.attempts(id_)), found[1]
 
     def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
-        """A write that must not be lost: tried until it succeeds."""
+        """A write that must not be lost: it is tried until it succeeds."""
         return self._queue.submit(op, durable=durable, keep=True).future
 
     # -- holds
 
     def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
-        """The row waits; said once, however its reason changes."""
+        """The row waits. Reported once, even if its reason changes."""
         if row.id in self._holds:
             return
         self._holds[row.id] = (hold, now)
-        self._callers.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
+        self._run_clients.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
         self._events.emit(
             Event.HELD, f"{row.mind}: holding {row.id}: {hold.reason} ({hold.blocker})", mind=row.mind,
             session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
         )  # fmt: skip
 
-    def hold_ends(self, row: Delivery, now: int) -> Waited:
-        """The row starts, or goes into a turn: how long it waited since it was due."""
+    def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
+        """The row goes into the turn, its own or another's: how long it waited since it was due."""
+        turn_id = turn.live.id
+        assert turn_id is not None
         waited = max(0, now - max(row.created_at, row.not_before))
         hold, _since = self._holds.pop(row.id, (None, 0))
         if hold is None and waited and row.id <= self.loaded:
@@ -92,7 +107,21 @@ class Ledger:
                 session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
                 waited_ms=waited,
             )  # fmt: skip
+        self.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
         return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
+
+    def confirm(self, row: Delivery, turn: Turn) -> None:
+        """A resident mind took the row."""
+        turn_id, now = turn.live.id or "", now_ms()
+        self.write(lambda db: deliveries.mark_posted(db, row.id, turn_id, now), durable=False)
+
+    def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
+        """The row, which a resident mind took, went into a turn that another row began."""
+        self.confirm(row, turn)
+        self._events.emit(
+            Event.FOLDED, f"{row.mind}: {row.id} went into turn {turn.live.id}", mind=row.mind,
+            session=row.session, delivery=row.id, turn=turn.live.id, waited_ms=waited.ms,
+        )  # fmt: skip
 
     def held_since(self, id_: int | None) -> int | None:
         """When the row's hold began, in ms; None if that was not seen."""
@@ -100,27 +129,19 @@ class Ledger:
 
     # -- ends
 
-    def settle(
-        self,
-        row: Delivery,
-        turn: Turn,
-        ending: outcome_.Ending,
-        waited: Waited,
-        follow_up: New | None = None,
-        admit: Callable[[list[Delivery]], None] = lambda rows: None,
-    ) -> Row | None:
+    def settle(self, row: Delivery, turn: Turn, ending: outcome_.Ending, waited: Waited) -> Row | None:
         """Write down how the row's turn ended; the row to queue again if it failed or never ran.
 
-        `follow_up` is stored in the same transaction if the row ends for good, and handed to `admit` then.
+        If it ends for good, what its end brings about is stored in the same transaction.
         """
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
         result = outcome_.result(ending, turn.record, max(0, now - turn.since), waited, turn.used)
-        if row is turn.delivery:  # what folded into its turn has the same bytes
+        if row is turn.delivery:  # the bytes of the turn count once
             self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
-            again = ending.back and self._callers.waits(row.id)
+            again = ending.back and self._run_clients.waits(row.id)
         else:
             again = ending.back or (ending.failed and attempts < outcome_.ATTEMPTS_MAX)
         if again:
@@ -134,12 +155,14 @@ class Ledger:
                 self._note_expiry(row)
             if ending.failed:
                 wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
-                self._tell(
+                self._report(
                     Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason,
                     outcome=ending.outcome,
                 )  # fmt: skip
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
+
+            follow_up = self._follow_up(row, turn, ending)
 
             def finish(db: Connection) -> list[Delivery]:
                 ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
@@ -147,14 +170,14 @@ class Ledger:
 
             write = self.write(finish)
             if follow_up is not None:
-                write.add_done_callback(lambda done: admit(done.result()))
+                write.add_done_callback(lambda done: self._rows_stored.send(RowsStored(done.result())))
             self._attempts.pop(row.id, None)
             self._expires.pop(row.id, None)
             text = f"ended: {ending.reason}"
-            self._tell(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
+            self._report(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
             if state is State.DEAD:
                 text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
-                self._tell(Event.DEAD, row, turn_id, text, reason=ending.reason)
+                self._report(Event.DEAD, row, turn_id, text, reason=ending.reason)
 
         def stored(_: object) -> None:
             # A row given back keeps its empty record: its next turn has the same id, and may be on its way.
@@ -166,10 +189,21 @@ class Ledger:
         write.add_done_callback(stored)
         return Row(row.id, row.mind, row.session, not_before, row.kind) if again else None
 
-    def _tell(self, event: Event, row: Delivery, turn_id: str, text: str, **more: Any) -> None:
-        told = f"{row.mind}: turn {turn_id} {text}"
+    def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending) -> New | None:
+        """What a row's end brings about: a script's message, or the one notice of a dead letter."""
+        if row.kind is Kind.SCRIPT and not ending.failed and not ending.back:
+            return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
+        return dead_letter(row, ending, self._policy.config, now_ms()) if ending.failed else None
+
+    def _report(self, event: Event, row: Delivery, turn_id: str, text: str, **more: Any) -> None:
         self._events.emit(
-            event, told, mind=row.mind, session=row.session, delivery=row.id, turn=turn_id, **more
+            event,
+            f"{row.mind}: turn {turn_id} {text}",
+            mind=row.mind,
+            session=row.session,
+            delivery=row.id,
+            turn=turn_id,
+            **more,
         )
 
     def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
@@ -179,7 +213,7 @@ class Ledger:
         self._holds.pop(id_, None)
         self._expires.pop(id_, None)
         self.tell_closed(row, state, text)
-        caller = self._callers.take(id_)
+        caller = self._run_clients.take(id_)
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
         write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
@@ -192,7 +226,7 @@ class Ledger:
         return write
 
     def tell_closed(self, row: Row, state: State, text: str) -> None:
-        """Tell that a row is cancelled or expired."""
+        """Report that a row is cancelled or expired."""
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
         told = f"{row.mind}: {row.id} {state}: {text}"
         self._events.emit(event, told, mind=row.mind, session=row.session, delivery=row.id)
@@ -209,7 +243,7 @@ class Ledger:
         heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
 
     def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
-        """Close the rows whose time to start ran out, as far as `remove` could take them out of the line."""
+        """Close the rows whose time to start ran out, if `remove` could take them out of the line."""
         later = []
         while self._expiries and self._expiries[0][0] <= now:
             entry = heapq.heappop(self._expiries)

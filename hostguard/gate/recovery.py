@@ -1,4 +1,4 @@
-"""Setting the records right at start: the database says what should be, systemd says what is.
+"""Recovery at start: the database says what should be, systemd says what is.
 
 What a killed guard can leave behind, and what becomes of it:
   row delivering, scope live            the turn goes on, and is followed from here
@@ -7,7 +7,8 @@ What a killed guard can leave behind, and what becomes of it:
   row queued, record empty              never let run: starts again, the record is removed
   row delivering to a resident mind     confirmed: as above, never posted again; not confirmed: posted again
                                         with the same key, into its turn if that lives, else in order
-  scope or record without a row         its database is gone: ids go on above it, so that none is taken for it
+  scope or record without a row         its database is gone: new rows get higher ids, so that none is taken
+                                        for it
 """
 
 from __future__ import annotations
@@ -15,162 +16,183 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 
 from hostguard.core import outcome, paths
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Kind, LiveTurn, State, Waited
+from hostguard.core.outcome import Ending
+from hostguard.core.ports import Configured
+from hostguard.core.tasks import Tasks
 from hostguard.core.units import turn_unit
-from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.drivers import Drivers
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
-from hostguard.store.writer import Unavailable
+from hostguard.store.writer import Queue, Unavailable
 from hostguard.turns import exit_record
-from hostguard.turns.live import Phase, Resident, Turn
+from hostguard.turns.live import Live, Phase, Resident, Turn
 
 log = logging.getLogger(__name__)
 
 STORED_S = 5.0  # for a card that stalls: the guard is needed then
+SLICE = 10_000  # rows that are added to the backlog at once: some 15 ms of the event loop
 
 
-async def recover(manager: Dispatcher) -> None:
-    """Load the queue and match it with the live scopes. Call it once, when both are connected."""
-    queue, live = manager.queue, manager.runner.live
-    begun = time.monotonic()
-    special = await queue.read(deliveries.special)
-    known: dict[str, Delivery] = {}
-    folded: list[Delivery] = []  # posted into another row's turn
-    for row in special:
-        if row.state is State.DELIVERING:
+class Recovery:
+    """Loads the queue and matches it with the live scopes."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        ledger: Ledger,
+        backlog: Backlog,
+        live: Live,
+        drivers: Drivers,
+        run_clients: RunClients,
+        policy: Configured,
+        tasks: Tasks,
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._backlog = backlog
+        self._live = live
+        self._drivers = drivers
+        self._run_clients = run_clients
+        self._policy = policy
+        self._tasks = tasks
+
+    async def run(self) -> None:
+        """Do it, once, when the queue is open and systemd's list is known. Raises Unavailable."""
+        begun = time.monotonic()
+        special = await self._queue.read(deliveries.special)
+        known, folded = self._delivering(special)
+        found = {turn.live.id for turn in self._live if turn.live.id} | _records()
+        self._ledger.floor = max((outcome.row_of(turn_id) or 0 for turn_id in found), default=0)
+        for turn_id in found - known.keys():
+            unmarked = await self._unmarked(turn_id)
+            if unmarked is not None:
+                known[turn_id] = unmarked
+                self._mark(unmarked, turn_id)
+            elif self._live.by_id(turn_id) is None:
+                exit_record.forget(turn_id)
+
+        taken = {row.id for row in (*known.values(), *folded)}
+        await self._load(taken)
+        self._ledger.loaded = await self._queue.read(deliveries.last_id)
+        for row in special:
+            if row.state is State.QUEUED and row.id not in taken:
+                self._ledger.remember(row)
+                if row.kind is Kind.RUN:
+                    self._run_clients.park(row.row)
+
+        turns = {turn_id: self._resume(turn_id, row) for turn_id, row in known.items()}
+        for row in folded:
+            self._resume_folded(turns.get(row.turn or ""), row)
+        for turn in turns.values():
+            if turn.driver is not None and turn in self._live:
+                mind = self._policy.config.minds.get(turn.live.mind)
+                self._tasks.start(turn.driver.resume(turn, mind))
+        log.info(
+            "%d rows queued, %d turns live, read in %.0f ms",
+            len(self._backlog) + self._backlog.later,
+            len(self._live),
+            (time.monotonic() - begun) * 1000,
+        )
+        if taken:
+            # A full card shows now that ends cannot be stored; what waits behind them must not start then.
+            with suppress(Unavailable, TimeoutError):
+                await asyncio.wait_for(self._queue.write(lambda db: None), STORED_S)
+
+    async def _load(self, taken: Collection[int]) -> None:
+        """Read the queued rows in the reading thread, and add them on the event loop, in slices.
+
+        The backlog is not for two threads: timers ask it meanwhile when the next row is due.
+        """
+        after, now = 0, now_ms()
+        while rows := await self._queue.read(partial(deliveries.queued, after=after, limit=SLICE)):
+            self._backlog.load((row for row in rows if row[0] not in taken) if taken else rows, now)
+            after = rows[-1][0]
+
+    def _delivering(self, special: list[Delivery]) -> tuple[dict[str, Delivery], list[Delivery]]:
+        """The rows that are marked: by turn those that began one, and those that folded into another's."""
+        known: dict[str, Delivery] = {}
+        folded: list[Delivery] = []
+        for row in special:
+            if row.state is not State.DELIVERING:
+                continue
             turn_id = row.turn or outcome.turn_id(row.id, row.attempts)
             if outcome.row_of(turn_id) != row.id:
                 folded.append(row)
                 continue
             known[turn_id] = row
             if row.turn is None:  # set by hand
-                manager.ledger.write(_mark(row, turn_id), durable=False)
-    found = {turn.live.id for turn in live if turn.live.id} | set(_records())
-    manager.ledger.floor = max((outcome.row_of(turn_id) or 0 for turn_id in found), default=0)
-    for turn_id in found - known.keys():
-        unmarked = await _unmarked(manager, turn_id)
-        if unmarked is not None:
-            known[turn_id] = unmarked
-            manager.ledger.write(_mark(unmarked, turn_id), durable=False)
-        elif not any(turn.live.id == turn_id for turn in live):
-            exit_record.forget(turn_id)
+                self._mark(row, turn_id)
+        return known, folded
 
-    now, taken = now_ms(), {row.id for row in (*known.values(), *folded)}
-    await queue.read(
-        lambda db: manager.backlog.load(
-            (row for row in deliveries.queued(db) if row[0] not in taken) if taken else deliveries.queued(db),
-            now,
-        )
-    )
-    manager.ledger.loaded = await queue.read(deliveries.last_id)
-    for delivery in special:
-        if delivery.state is State.QUEUED and delivery.id not in taken:
-            manager.ledger.remember(delivery)
-            if delivery.kind is Kind.RUN:
-                manager.callers.park(delivery.row)
+    async def _unmarked(self, turn_id: str) -> Delivery | None:
+        """The queued row whose turn this is, if it may have run."""
+        id_ = outcome.row_of(turn_id)
+        if id_ is None:
+            return None
+        row = await self._queue.read(lambda db: deliveries.get(db, id_))
+        if row is None or row.state is not State.QUEUED or outcome.turn_id(row.id, row.attempts) != turn_id:
+            return None
+        record = exit_record.read_record(turn_id)
+        ran = record is not None and (record.released or record.not_started is not None)
+        return row if ran or turn_unit(row.mind, turn_id) in self._live.turns else None
 
-    resumed = {turn_id: _resume(manager, turn_id, delivery) for turn_id, delivery in known.items()}
-    for delivery in folded:
-        _resume_folded(manager, resumed.get(delivery.turn or ""), delivery)
-    for turn in resumed.values():
-        if turn.resident is not None:
-            await _follow(manager, turn, turn.resident)
-    log.info(
-        "%d rows queued, %d turns live, read in %.0f ms",
-        len(manager.backlog) + manager.backlog.later,
-        len(live),
-        (time.monotonic() - begun) * 1000,
-    )
-    if known or folded:
-        # On a full card it shows now that the ends cannot be stored; what waits behind them must not start.
-        with suppress(Unavailable, TimeoutError):
-            await asyncio.wait_for(queue.write(lambda db: None), STORED_S)
-    manager.hasten(now_ms())
-    manager.ready = True
-    manager.pump()
+    def _mark(self, row: Delivery, turn_id: str) -> None:
+        now = now_ms()
+        self._ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
 
-
-def _records() -> list[str]:
-    return [path.name for path in paths.TURNS.iterdir()]
-
-
-async def _unmarked(manager: Dispatcher, turn_id: str) -> Delivery | None:
-    """The queued row whose turn this is, if it may have run."""
-    id_ = outcome.row_of(turn_id)
-    if id_ is None:
-        return None
-    row = await manager.queue.read(lambda db: deliveries.get(db, id_))
-    if row is None or row.state is not State.QUEUED or outcome.turn_id(row.id, row.attempts) != turn_id:
-        return None
-    record = exit_record.read_record(turn_id)
-    ran = record is not None and (record.released or record.not_started is not None)
-    return row if ran or turn_unit(row.mind, turn_id) in manager.runner.live.turns else None
-
-
-def _mark(row: Delivery, turn_id: str) -> deliveries.Op:
-    return lambda db: deliveries.mark_delivering(db, row.id, turn_id, now_ms())
-
-
-def _resume(manager: Dispatcher, turn_id: str, row: Delivery) -> Turn:
-    live = manager.runner.live
-    unit = turn_unit(row.mind, turn_id)
-    mind = manager.policy.config.minds.get(row.mind)
-    record = exit_record.read_record(turn_id)
-    posted = row.kind.delivers and (row.posted_at > 0 or (record is not None and record.anchor is not None))
-    turn = Turn(
-        LiveTurn(unit, row.mind, row.session, turn_id, takes_input=posted),
-        row.started_at or now_ms(),
-        Phase.RUNNING,
-        row,
-        waited=_waited(row),
-        max_turn=mind.limits.max_turn if mind else None,
-        resident=Resident(posted=row.posted_at > 0) if posted else None,
-    )
-    seen = live.turns.get(unit)
-    if seen is not None:
-        turn.description = seen.description
-        live.remove(seen)
-        live.add(turn)  # it is watched by its name already
-    else:
-        manager.settle(row, turn, manager.runner.ending_of(turn), turn.waited)
-    return turn
-
-
-def _resume_folded(manager: Dispatcher, turn: Turn | None, row: Delivery) -> None:
-    if turn is None or turn.resident is None:  # its turn's own row is gone: somebody edited the database
+    def _resume(self, turn_id: str, row: Delivery) -> Turn:
+        unit = turn_unit(row.mind, turn_id)
+        mind = self._policy.config.minds.get(row.mind)
+        record = exit_record.read_record(turn_id)
+        posted = row.posted_at > 0
+        driver = self._drivers.choose(row.kind, posted or (record is not None and record.anchor is not None))
         turn = Turn(
-            LiveTurn("", row.mind, row.session, row.turn), now_ms(), Phase.ENDING, resident=Resident()
+            LiveTurn(unit, row.mind, row.session, turn_id, takes_input=driver.takes_input),
+            row.started_at or now_ms(),
+            Phase.RUNNING,
+            row,
+            driver,
+            waited=_waited(row),
+            max_turn=mind.limits.max_turn if mind else None,
+            resident=Resident(posted=posted) if driver.takes_input else None,
         )
-    if row.posted_at and turn in manager.runner.live:
-        assert turn.resident is not None
-        turn.resident.folded.append((row, _waited(row)))
-    elif row.posted_at:
-        manager.settle(
-            row, turn, outcome.Ending("gone", "its turn ended while the guard was away"), _waited(row)
-        )
-    else:
-        again = outcome.Ending("dismissed", "the guard stopped before the mind confirmed it", back=True)
-        manager.settle(row, turn, again, _waited(row))
+        seen = self._live.turns.get(unit)
+        if seen is not None:
+            turn.description = seen.description
+            self._live.remove(seen)
+            self._live.add(turn)  # it is watched by its name already
+        else:
+            self._settle(row, turn, driver.end(turn), turn.waited)
+        return turn
+
+    def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
+        if turn is None or turn.resident is None:  # its turn's own row is gone: somebody edited the database
+            turn = Turn(LiveTurn("", row.mind, row.session, row.turn), now_ms(), Phase.ENDING)
+        if row.posted_at and turn in self._live:
+            turn.folded.append((row, _waited(row)))
+        elif row.posted_at:
+            self._settle(row, turn, Ending("gone", "its turn ended while the guard was away"), _waited(row))
+        else:
+            again = Ending("dismissed", "the guard stopped before the mind confirmed it", back=True)
+            self._settle(row, turn, again, _waited(row))
+
+    def _settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> None:
+        again = self._ledger.settle(row, turn, ending, waited)
+        if again is not None:
+            self._backlog.add(again, now_ms())
 
 
-async def _follow(manager: Dispatcher, turn: Turn, resident: Resident) -> None:
-    mind = manager.policy.config.minds.get(turn.live.mind)
-    row, turn_id = turn.delivery, turn.live.id
-    if turn not in manager.runner.live or row is None or turn_id is None:
-        return
-    record = exit_record.read_record(turn_id)
-    anchor = record.anchor if record is not None else None
-    if mind is None or mind.url is None or anchor is None:
-        log.warning("%s is stopped: its mind is no resident one any more", turn.live.unit)
-        manager.keep(asyncio.create_task(manager.runner.stop(turn)))
-        return
-    again = (
-        None if resident.posted else await manager.queue.read(lambda db: deliveries.with_payload(db, row.id))
-    )
-    manager.keep(asyncio.create_task(manager.residents.resume(turn, mind, anchor, again)))
+def _records() -> set[str]:
+    return {path.name for path in paths.TURNS.iterdir()}
 
 
 def _waited(row: Delivery) -> Waited:

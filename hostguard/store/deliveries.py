@@ -6,7 +6,7 @@ A function that refuses (queue.Refused) does so before it changes anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,12 +154,16 @@ def select(db: Connection, states: Sequence[str], mind: str | None, after: int, 
     return [_delivery(row) for row in rows]
 
 
-def queued(db: Connection) -> Iterator[tuple[int, str, str, int]]:
-    """(id, mind, session, not_before) of every queued message, in order of id, for the backlog."""
+def queued(db: Connection, after: int = 0, limit: int = -1) -> list[tuple[int, str, str, int, str]]:
+    """(id, mind, session, not_before, kind) of queued rows, except runs, in order of id from `after` on.
+
+    `limit` is the most that are read at once; -1 = all.
+    """
     return db.execute(
-        "SELECT id, mind, session, not_before FROM deliveries"
-        " WHERE state = 'queued' AND kind != 'run' ORDER BY id"
-    )
+        "SELECT id, mind, session, not_before, kind FROM deliveries"
+        " WHERE state = 'queued' AND kind != 'run' AND id > ? ORDER BY id LIMIT ?",
+        (after, limit),
+    ).fetchall()
 
 
 def special(db: Connection) -> list[Delivery]:

@@ -83,8 +83,7 @@ class _Job:
 class Systemd:
     """Starts, lists, stops and follows scopes."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self) -> None:
         self._bus = Bus(self._connected, self._lost, self._on_signal)
         self._call = self._bus.call
         self.followed: frozenset[str] = frozenset()  # services whose starts the listener gets
@@ -94,8 +93,9 @@ class Systemd:
         self._meanwhile: dict[str, bool] = {}  # scopes that appeared (True) or went since a listing began
         self._tasks = Tasks()
 
-    async def start(self) -> None:
+    async def start(self, listener: Listener) -> None:
         """Connect, list, and stay connected. Raises SystemdLost if the first attempt fails."""
+        self._listener = listener
         await self._bus.start()
 
     async def close(self) -> None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hostguard.core.model import Mind
+from hostguard.core.signals import MindDied, Signal
+from hostguard.core.tasks import Tasks
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.cgroup import populated
 from hostguard.linux.process import Process, members, process, storage
@@ -79,20 +81,20 @@ class Visit:
 
 
 class Adoption:
-    """Moves processes. `on_died` hears of a server's death; `cgroup` tells a scope's folder."""
+    """Moves the processes of sessions. `cgroup` gives the folder of a unit of a mind."""
 
     def __init__(
-        self, systemd: Systemd, on_died: Callable[[str], None], cgroup: Callable[[str, str], Path]
+        self, systemd: Systemd, cgroup: Callable[[str, str], Path], mind_died: Signal[MindDied]
     ) -> None:
         self._systemd = systemd
         self._cgroup = cgroup
-        self._servers = Servers(systemd, on_died)
+        self._servers = Servers(systemd, lambda mind: mind_died.send(MindDied(mind)))
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
         self._sessions = process_sessions.load()  # the mind and session that each process works for
         self._kept = dict(self._sessions)
         self._keeping = asyncio.Lock()
         self._forget_at = FORGET_MIN  # processes
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     # -- a turn
 
@@ -181,9 +183,7 @@ class Adoption:
             del self._visits[visit.unit]
             self._forget_dead()
         elif not visit.moving.locked():
-            task = asyncio.create_task(self._adopt(visit))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._adopt(visit))
 
     async def _adopt(self, visit: Visit) -> None:
         async with visit.moving:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from hostguard.core import paths
+from hostguard.core.model import LiveTurn
 from hostguard.core.outcome import ACCOUNT, Record
 from hostguard.core.paths import record_path
 
+log = logging.getLogger(__name__)
+
 RECORD_MAX = 128 << 10  # bytes of a record that are read
-
-OUTPUT = "output"  # the line of a record after which a script's output stands
-
+OUTPUT = "output"  # the line of a record that a script's output follows
 OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
 
 
-def begin_record(turn: str) -> None:
-    """Make the empty record of a turn that is about to start. Raises OSError."""
-    paths.TURNS.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
-    os.close(os.open(record_path(turn), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+def prepare(turn: LiveTurn) -> bool:
+    """Make the empty record of a turn that is about to start. False if it cannot be made."""
+    assert turn.id is not None
+    try:
+        paths.TURNS.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
+        os.close(os.open(record_path(turn.id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        log.error("%s: its record cannot be made: %s", turn.unit, error)
+        return False
+    return True
 
 
 def forget(turn: str) -> None:
@@ -27,7 +35,7 @@ def forget(turn: str) -> None:
 
 
 def read_record(turn: str) -> Record | None:
-    """The turn's record; None if there is none (the host was restarted)."""
+    """The turn's record; None if there is none: the host was restarted. Raises OSError."""
     try:
         with record_path(turn).open("rb") as file:
             text = file.read(RECORD_MAX).decode(errors="replace")
@@ -37,7 +45,7 @@ def read_record(turn: str) -> Record | None:
 
 
 def parse_record(text: str) -> Record:
-    """Read a record, which the mind's user could have written to: what makes no sense is left out."""
+    """Read a record. The mind's user could have written to it: lines that make no sense are ignored."""
     released, not_started = False, None
     numbers: dict[str, int] = {}
     lines, _, output = text.partition(f"\n{OUTPUT}\n")

@@ -10,8 +10,9 @@ from asyncio import Task
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
-from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Waited
+from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Mind, Row, Waited
 from hostguard.core.outcome import Ending, Record, Usage
 from hostguard.systemd.fork_client import Stub
 
@@ -21,7 +22,7 @@ class Phase(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
-    ENDING = "ending"  # a resident mind's turn is over, and its processes go home
+    ENDING = "ending"  # a resident mind's turn is over, and its processes leave the scope
     LINGERING = "lingering"  # the command ended, but children of it live on in the scope
     FOREIGN = "foreign"  # a scope that somebody else put into our slices
     UNSURE = "unsure"  # systemd did not say whether the scope came up
@@ -29,27 +30,68 @@ class Phase(StrEnum):
 
 @dataclass(eq=False)
 class Resident:
-    """What a turn that is posted to a resident mind has beside that of a command."""
+    """The state of a turn that is posted to a resident mind."""
 
     posted: bool = False  # the mind took the first message
     feeding: Task[None] | None = None  # posts what follows, one after another
-    folded: list[tuple[Delivery, Waited]] = field(default_factory=list)  # what the mind took after the first
-    heard: float = field(default_factory=time.monotonic)  # when the mind last took or told something
+    heard: float = field(default_factory=time.monotonic)  # when the mind last took or reported something
     fed: float = field(default_factory=time.monotonic)  # when it was last posted to
-    told: bool = False  # the mind told something of the session since
+    reported: bool = False  # the mind reported something of the session since
     early: bool = False  # `done` came before the answer to the first POST
     doubtful: bool = False  # `done` came, but it may not cover what the turn is about
     ending: Ending | None = None  # how the turn ends, once that is known
 
 
+class TurnDriver(Protocol):
+    """Runs one sort of turns: commands, the processes of waiting callers, or messages to resident minds."""
+
+    takes_input: bool  # messages of the same session fold into its turns
+
+    def prepare(self, turn: Turn) -> bool:
+        """Make what must exist before the row is marked as delivering. False if that is impossible now."""
+
+    async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
+        """Bring the turn up. True once it is at work; False if nothing runs, and its end says why."""
+
+    def feed(self, turn: Turn) -> None:
+        """Take the queued rows that fold into the turn."""
+
+    async def resume(self, turn: Turn, mind: Mind | None) -> None:
+        """Continue a turn that an earlier guard started. `mind` is None if it is not configured any more."""
+
+    def end(self, turn: Turn) -> Ending:
+        """How the turn ended, now that its scope is gone. Raises OSError if that cannot be read now."""
+
+
+class RowLedger(Protocol):
+    """Stores what becomes of rows."""
+
+    async def fetch(self, id_: int) -> tuple[Delivery, bytes] | None:
+        """A row with its payload; None if it has ended. Raises Unavailable."""
+
+    def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
+        """The row is being posted into the turn, at `now` in ms: how long it waited."""
+
+    def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
+        """The mind took the row into the turn."""
+
+    def confirm(self, row: Delivery, turn: Turn) -> None:
+        """The mind confirmed the row."""
+
+    def settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> Row | None:
+        """Account for the end of the row; the row to queue again, if any."""
+
+
 @dataclass(eq=False)
 class Turn:
-    """One slot. `delivery` is None for a foreign scope; `since` is ms since the epoch."""
+    """One slot. `driver` and `delivery` are None for a foreign scope; `since` is ms since the epoch."""
 
     live: LiveTurn
     since: int
     phase: Phase
     delivery: Delivery | None = None
+    driver: TurnDriver | None = None
+    folded: list[tuple[Delivery, Waited]] = field(default_factory=list)  # what it took after the first row
     description: str = ""
     waited: Waited = NOT_HELD
     max_turn: float | None = None
@@ -59,12 +101,23 @@ class Turn:
     begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
     released: bool = False  # this guard let the command run
     record: Record | None = None  # read at the end
-    used: Usage | None = None  # read at the end, where no record tells
+    used: Usage | None = None  # read at the end, if the record has none
     stopped: bool = False  # somebody asked for its end, perhaps systemd as the host shuts down
-    asked: bool = False  # we were asked to stop it, so that it is not to start again
+    asked: bool = False  # the guard was asked to stop it: it does not start again
     revoked: bool = False  # must not start after all: paused since it was admitted
     gone: bool = False  # the scope went while the start was still in flight
-    resident: Resident | None = None  # it is posted to a resident mind
+    resident: Resident | None = None  # for a resident mind's turn
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds since its start, for an earlier guard's turn by the wall clock: no other time is stored."""
+        return time.time() - self.since / 1000 if self.begun is None else time.monotonic() - self.begun
+
+    @property
+    def rows(self) -> list[tuple[Delivery, Waited]]:
+        """The rows that are in the turn, with how long each waited."""
+        first = [(self.delivery, self.waited)] if self.delivery is not None else []
+        return first + self.folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +159,7 @@ class Live:
         return True
 
     def close_input(self, turn: Turn) -> None:
-        """Let no more messages fold into the turn."""
+        """No more messages fold into the turn."""
         turn.live = replace(turn.live, takes_input=False)
         if turn.live.unit in self._minds.get(turn.live.mind, {}):
             self._minds[turn.live.mind][turn.live.unit] = turn.live

@@ -73,7 +73,7 @@ class MindClient:
         )
 
     async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
-        """POST the message. Does not raise."""
+        """POST the message. Raises nothing, whatever the mind's URL or answer is like."""
         import httpx
 
         self.open()
@@ -97,6 +97,8 @@ class MindClient:
             return Posted(Outcome.REFUSED, f"no answer within {POST_S:.0f} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Posted(Outcome.REFUSED, f"the connection broke: {error or type(error).__name__}")
+        except Exception as error:  # such as a UnicodeError for a host name that cannot be encoded
+            return Posted(Outcome.REFUSED, f"{mind.url} cannot be posted to: {error!r}")
         if answer.is_success:
             return Posted(Outcome.TAKEN)
         return Posted(Outcome.REFUSED, f"HTTP {answer.status_code}{f': {said}' if said else ''}")

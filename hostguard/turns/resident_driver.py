@@ -1,9 +1,9 @@
 """Turns of resident minds: posted to the mind's server, followed until they are over.
 
 A turn begins as one of an exec mind does: scope first. Its anchor, a process that only waits, holds the scope
-while the mind's own processes are adopted into it (adopt.py). Then the message is posted; further messages
+while the mind's own processes are adopted into it (adoption.py). Then the message is posted; further messages
 of the session fold into the turn, one POST after another, in order of id. How a turn ends:
-  done     the mind says so for that session, or for all its sessions
+  done     the mind reports it for that session, or for all its sessions
   gone     the processes that were adopted are gone, and nothing was heard since
   died     the mind's own process is gone
   idle     no `done`, and the turn's processes have been idle for idle_end
@@ -15,313 +15,329 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
 
-from hostguard.core import outcome as outcome_
-from hostguard.core import payload
+from hostguard.core import outcome, payload
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Config, Delivery, Mind, Row
-from hostguard.core.signals import SessionChanged, Signal
-from hostguard.store import deliveries
+from hostguard.core.model import Config, Delivery, Mind, Row, Waited
+from hostguard.core.outcome import Ending
+from hostguard.core.ports import Configured, RowSource, SessionNotes
+from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal
+from hostguard.core.tasks import Tasks
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.telemetry.events import Event
+from hostguard.systemd.fork_client import anchor
+from hostguard.turns import exit_record
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import Done, DoneTracker
-from hostguard.turns.live import Phase, Resident, Turn
+from hostguard.turns.idle_watch import IdleWatch
+from hostguard.turns.live import Live, Phase, Resident, RowLedger, Turn
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
-
-if TYPE_CHECKING:
-    from hostguard.gate.dispatcher import Dispatcher
+from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
 
-# A session's process may be followed by another; a mind that thinks meanwhile tells something now and then.
-GONE_S = 30.0
-DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is about
-CHECK_S = 5.0  # between two looks at how busy the turns are
+AGAIN_MS = 1_000  # a row that cannot be read is tried again after this
 
 
 class ResidentDriver:
     """Drives the turns of all resident minds."""
 
+    takes_input = True
+
     def __init__(
         self,
-        manager: Dispatcher,
+        scopes: Scopes,
+        live: Live,
+        adoption: Adoption,
+        client: MindClient,
         availability: Availability,
         done_tracker: DoneTracker,
+        ledger: RowLedger,
+        rows: RowSource,
+        notes: SessionNotes,
+        policy: Configured,
+        idle_watch: IdleWatch,
         session_changed: Signal[SessionChanged],
+        redrive: Signal[Redrive],
     ) -> None:
-        self._manager = manager
+        self._scopes = scopes
+        self._live = live
+        self._adoption = adoption
+        self._client = client
+        self._availability = availability
+        self._done_tracker = done_tracker
+        self._ledger = ledger
+        self._rows = rows
+        self._notes = notes
+        self._policy = policy
+        self._idle_watch = idle_watch
         self._session_changed = session_changed
-        self._runner = manager.runner
-        self.adopter = Adoption(self._runner.systemd, self._died, self._runner.cgroup)
-        self._postman = MindClient()
-        self.downs = availability
-        self.dones = done_tracker
-        self._check: asyncio.TimerHandle | None = None
+        self._redrive = redrive
+        self._tasks = Tasks()
+        self._closing = False
 
     async def use(self, config: Config) -> None:
-        """Be ready for the resident minds of a configuration, if it has any."""
+        """Follow a configuration. A turn of a mind that is resident no more takes no further messages."""
         if any(mind.url is not None for mind in config.minds.values()):
-            await asyncio.to_thread(self._postman.open)
+            await asyncio.to_thread(self._client.open)
+        for turn in self._live:
+            mind = config.minds.get(turn.live.mind)
+            if mind is not None and mind.url is None:
+                self._live.close_input(turn)
 
     async def close(self) -> None:
         """Let go; what is in flight is posted again, with the same key, by the next guard."""
-        if self._check is not None:
-            self._check.cancel()
-        for turn in self._runner.live:
+        self._closing = True
+        self._idle_watch.close()
+        for turn in self._live:
             if turn.resident is not None and turn.resident.feeding is not None:
                 turn.resident.feeding.cancel()
-        self.adopter.close()
-        await self._postman.close()
+        self._adoption.close()
+        await self._client.close()
 
     # -- a turn begins
 
+    def prepare(self, turn: Turn) -> bool:
+        """Make the turn's exit record, in which its anchor notes its own pid."""
+        return exit_record.prepare(turn.live)
+
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
-        """Bring the scope up and post the first message. False if the turn is over: its end says why."""
+        """Bring the scope up around an anchor, and post the row."""
         turn.resident = Resident()
-        if not await self._runner.start_anchor(turn, mind):
+        if not await self._scopes.start_stub(turn, mind.limits, anchor, delegate=True):
             return False
-        assert turn.stub is not None
-        await self.adopter.begin(turn.live.unit, mind, row.session, turn.stub.pid)
-        return await self._first(turn, turn.resident, mind, row, raw)
+        assert turn.pid is not None
+        return await self._begin(turn, turn.resident, mind, turn.pid, row, raw)
 
-    async def resume(self, turn: Turn, mind: Mind, anchor: int, again: tuple[Delivery, bytes] | None) -> None:
-        """Go on with a turn that an earlier guard began; `again`: its first message was not confirmed."""
-        assert turn.resident is not None
-        assert turn.live.session is not None
-        await self.adopter.begin(turn.live.unit, mind, turn.live.session, anchor)
-        if turn.resident.ending is not None:  # a `done` that waited for us came first
-            await self._send_home(turn)
-        elif again is not None:
-            await self._first(turn, turn.resident, mind, *again)
+    async def resume(self, turn: Turn, mind: Mind | None) -> None:
+        """Continue a turn that an earlier guard began; its row is posted again if it was not confirmed."""
+        row, resident = turn.delivery, turn.resident
+        assert row is not None
+        assert resident is not None
+        assert turn.live.id is not None
+        record = exit_record.read_record(turn.live.id)
+        pid = record.anchor if record is not None else None
+        if mind is None or mind.url is None or pid is None:
+            log.warning("%s is stopped: its mind is not a resident one any more", turn.live.unit)
+            await self._scopes.stop(turn)
+            return
+        try:
+            found = None if resident.posted else await self._ledger.fetch(row.id)
+        except Unavailable as error:
+            self.finish(turn, Ending("dismissed", f"its row cannot be read: {error}", back=True))
         else:
-            self._taken(turn, turn.resident, mind)
+            await self._begin(turn, resident, mind, pid, row, found[1] if found is not None else None)
 
-    async def _first(self, turn: Turn, resident: Resident, mind: Mind, row: Delivery, raw: bytes) -> bool:
-        posted = await self._post(turn, mind, row, raw, turn.waited.ms, turn.waited.behind)
-        if posted.outcome is Outcome.TAKEN:
-            self._confirm(row, turn)
-            if turn not in self._runner.live:  # somebody stopped it
+    async def _begin(
+        self, turn: Turn, resident: Resident, mind: Mind, pid: int, row: Delivery, raw: bytes | None
+    ) -> bool:
+        """Adopt the session's processes, and post the row if `raw` is its payload. True if the turn is on."""
+        try:
+            await self._adoption.begin(turn.live.unit, mind, row.session, pid)
+            if resident.ending is not None:  # a `done` that waited for the guard came first
+                await self._leave(turn)
                 return False
+            if raw is not None:
+                posted = await self._post(turn, mind, row, raw, turn.waited)
+                if posted.outcome is not Outcome.TAKEN:
+                    self.finish(turn, self._not_taken(mind, posted))
+                    return False
+                self._ledger.confirm(row, turn)
+                if turn not in self._live:  # somebody stopped it
+                    return False
             self._taken(turn, resident, mind)
-            if resident.early:
-                self.end(turn, outcome_.Ending("done", "the mind said that it is done"))
-            return True
-        self.end(turn, self._not_taken(mind, posted))
-        return False
+        except BaseException as error:
+            if self._closing:
+                raise
+            log.exception("turn %s cannot go on", turn.live.id)
+            self.finish(turn, Ending("refused", f"a fault of hostguard: {error!r}", failed=True))
+            if not isinstance(error, Exception):
+                raise
+            return False
+        if resident.early:
+            self.finish(turn, Ending("done", "the mind said that it is done"))
+        return True
 
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
         resident.posted = True
-        self.downs.up(mind.name)
+        self._availability.up(mind.name)
         self._session_changed.send(SessionChanged(mind.name, turn.live.session or "", True))
-        self.adopter.look(mind.name)
-        self._watch_busy()
+        self._adoption.look(mind.name)
+        self._idle_watch.watch(self.finish)
         self.feed(turn)
 
-    async def _post(
-        self, turn: Turn, mind: Mind, row: Delivery, raw: bytes, waited_ms: int, behind: str | None
-    ) -> Posted:
-        instructions = self._manager.instructions(mind.name, row.session)
-        body = payload.for_resident(row, raw, waited_ms, behind, instructions)
+    async def _post(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Posted:
+        notes = self._notes.instructions(mind.name, row.session)
+        body = payload.for_resident(row, raw, waited.ms, waited.behind, notes)
         assert turn.live.id is not None
-        posted = await self._postman.post(mind, row, body, turn.live.id)
+        posted = await self._client.post(mind, row, body, turn.live.id)
         if turn.resident is not None:
             turn.resident.heard = turn.resident.fed = time.monotonic()
         return posted
 
-    def _confirm(self, row: Delivery, turn: Turn) -> None:
-        turn_id, now = turn.live.id or "", now_ms()
-        self._manager.ledger.write(lambda db: deliveries.mark_posted(db, row.id, turn_id, now), durable=False)
-
-    def _not_taken(self, mind: Mind, posted: Posted) -> outcome_.Ending:
+    def _not_taken(self, mind: Mind, posted: Posted) -> Ending:
         if posted.outcome is Outcome.DOWN:
             # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
-            self.downs.note(mind.name, posted.text)
-            return outcome_.Ending("down", posted.text, back=True)
-        return outcome_.Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
+            self._availability.note(mind.name, posted.text)
+            return Ending("down", posted.text, back=True)
+        return Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
 
     # -- more messages for it
 
     def feed(self, turn: Turn) -> None:
-        """Post what waits for the turn's session into it."""
+        """Post the rows that fold into the turn, one after another."""
         resident = turn.resident
-        ready = resident is not None and resident.posted and resident.feeding is None
-        if resident is not None and ready and self._takes(turn) and self._next_for(turn) is not None:
-            resident.feeding = asyncio.create_task(self._feed(turn, resident))
-            self._manager.keep(resident.feeding)
-
-    def _takes(self, turn: Turn) -> bool:
-        live = turn.live.takes_input and turn in self._runner.live
-        return live and self.downs.why(turn.live.mind) is None and not self._manager.closing
-
-    def _next_for(self, turn: Turn) -> Row | None:
-        return self._manager.backlog.first_in(turn.live.mind, turn.live.session or "")
+        if resident is None or not resident.posted or resident.feeding is not None or self._closing:
+            return
+        if self._rows.first(turn.live) is not None:
+            resident.feeding = self._tasks.start(self._feed(turn, resident))
 
     async def _feed(self, turn: Turn, resident: Resident) -> None:
         try:
-            while self._takes(turn) and (row := self._next_for(turn)):
-                mind = self._manager.policy.config.minds.get(row.mind)
-                if mind is None or mind.url is None:
-                    break
-                self._manager.backlog.remove(row.id, row.mind, row.session)
-                await self._fold(turn, resident, mind, row)
+            while not self._closing and (row := self._rows.first(turn.live)) is not None:
+                await self._fold(turn, self._policy.config.minds[row.mind], row)
         finally:
             resident.feeding = None
-        self._manager.pump()
+        self._redrive.send(Redrive())
 
-    async def _fold(self, turn: Turn, resident: Resident, mind: Mind, row: Row) -> None:
-        manager, ledger = self._manager, self._manager.ledger
+    async def _fold(self, turn: Turn, mind: Mind, row: Row) -> None:
+        self._rows.take(row)
         try:
-            found = await ledger.fetch(row.id)
-        except Unavailable as error:
-            log.warning("cannot read row %d: %s", row.id, error)
-            manager.read_again(row)
-            return
+            found = await self._ledger.fetch(row.id)
+        except BaseException as error:
+            if not self._closing:
+                log.warning("cannot read row %d: %s", row.id, error)
+                self._rows.give_back(row, AGAIN_MS)
+            if isinstance(error, Unavailable):
+                return
+            raise
         if found is None:
             return
-        if not self._takes(turn):  # it ended while the row was read
-            manager.requeue(row)
+        if self._closing or turn not in self._live or not turn.live.takes_input:  # it ended meanwhile
+            self._rows.give_back(row)
             return
         delivery, raw = found
-        now, turn_id = now_ms(), turn.live.id
-        assert turn_id is not None
-        waited = ledger.hold_ends(delivery, now)
-        ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
-        posted = await self._post(turn, mind, delivery, raw, waited.ms, waited.behind)
-        if posted.outcome is Outcome.TAKEN:
-            self._confirm(delivery, turn)
-            manager.events.emit(
-                Event.FOLDED, f"{mind.name}: {row.id} went into turn {turn_id}", mind=mind.name,
-                session=row.session, delivery=row.id, turn=turn_id, waited_ms=waited.ms,
-            )  # fmt: skip
-            if turn in self._runner.live:
-                resident.folded.append((delivery, waited))
-                self._session_changed.send(SessionChanged(row.mind, row.session, True))
-                self.adopter.look(mind.name)
-            else:
-                manager.settle(
-                    delivery, turn, resident.ending or outcome_.Ending("done", "its turn is over"), waited
-                )
+        waited = self._ledger.begin(delivery, turn, now_ms())
+        try:
+            posted = await self._post(turn, mind, delivery, raw, waited)
+        except BaseException as error:
+            if not self._closing:
+                ending = Ending("refused", f"a fault of hostguard: {error!r}", failed=True)
+                self._settle(delivery, turn, ending, waited)
+            raise
+        if posted.outcome is not Outcome.TAKEN:
+            self._settle(delivery, turn, self._not_taken(mind, posted), waited)
+            return
+        self._ledger.folded(delivery, turn, waited)
+        if turn in self._live:
+            turn.folded.append((delivery, waited))
+            self._session_changed.send(SessionChanged(row.mind, row.session, True))
+            self._adoption.look(mind.name)
         else:
-            manager.settle(delivery, turn, self._not_taken(mind, posted), waited)
+            over = turn.resident.ending if turn.resident is not None else None
+            self._settle(delivery, turn, over or Ending("done", "its turn is over"), waited)
 
-    # -- what the mind tells
+    def _settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> None:
+        again = self._ledger.settle(row, turn, ending, waited)
+        if again is not None:
+            self._rows.give_back(again)
+
+    # -- what the mind reports
 
     def up(self, mind: str) -> None:
-        """The mind tells something, or its unit was started: try it now if it was down."""
-        if self.downs.up(mind):
-            self._manager.reopen(mind)
+        """The mind reports something, or its unit was started: try it now if it was down."""
+        if self._availability.up(mind):
+            self._redrive.send(Redrive(mind))
 
     def heard(self, mind: str, session: str | None) -> None:
-        """The mind told something: it is up, and at work in that session."""
+        """The mind reported something: it is up, and at work in that session."""
         self.up(mind)
-        for turn, resident in self._runner.live.resident(mind):
+        for turn, resident in self._live.resident(mind):
             if session in (None, turn.live.session):
                 resident.heard = time.monotonic()
-                resident.told = True
-        self.adopter.look(mind)
+                resident.reported = True
+        self._adoption.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:
-        """The mind is done with a session, or with all of them; the ids only if the mind told them.
+        """The mind is done with a session, or with all of them; the ids only if the mind sent them.
 
-        Done means that the session is at rest now, whatever it was told before: so also a late one ends the
-        session's turn. It may not cover a message that is on its way to the mind at that moment, nor, if it
-        may be of the turn before, the one that began since: then the turn ends once it has been quiet.
+        Done means that the session is at rest now, whatever it was sent before: so a late one ends the
+        session's turn, too. It may not cover a message that is on its way to the mind at that moment; and if
+        it may be about the turn before, it may not cover the current one: then the turn ends once it has been
+        quiet.
 
         Returns those that ended a turn.
         """
         ended = []
         reason = "the mind said that it is done" + (" with all sessions" if session is None else "")
-        for turn, resident in self._runner.live.resident(mind):
+        for turn, resident in self._live.resident(mind):
             if session not in (None, turn.live.session) or resident.ending is not None:
                 continue
             if turn_id is not None and turn_id != turn.live.id:
                 continue
-            before = self.dones.before(turn, session) if turn_id is None else []
+            before = self._done_tracker.before(turn, session) if turn_id is None else []
             if any(one.repeated(message_id) for one in before):
                 continue
-            if any(one.may_be(message_id, resident.told) for one in before):
+            if any(one.may_be(message_id, resident.reported) for one in before):
                 resident.doubtful = True
             elif not resident.posted:
                 resident.early = True
             elif resident.feeding is not None:
                 resident.doubtful = True
             else:
-                self.end(turn, outcome_.Ending("done", reason))
-                ended.append(self.dones.note(turn, session, message_id))
+                self.finish(turn, Ending("done", reason))
+                ended.append(self._done_tracker.note(turn, session, message_id))
         return ended
 
-    def _died(self, mind: str) -> None:
-        for turn, resident in self._runner.live.resident(mind):
+    def mind_died(self, died: MindDied) -> None:
+        """The process of the mind's server is gone."""
+        for turn, resident in self._live.resident(died.mind):
             # One whose first message is still on its way ends with that POST.
             if resident.posted:
-                self.end(turn, outcome_.Ending("died", "the mind's process died"))
+                self.finish(turn, Ending("died", "the mind's process died"))
 
     # -- a turn ends
 
-    def end(self, turn: Turn, ending: outcome_.Ending) -> None:
-        """The turn is over: its processes go home, and then its slot is free."""
+    def finish(self, turn: Turn, ending: Ending) -> None:
+        """The turn is over: its processes leave the scope, and then its slot is free."""
         resident = turn.resident
         assert resident is not None
-        if resident.ending is None and turn in self._runner.live:
+        if resident.ending is None and turn in self._live:
             resident.ending = ending
             turn.phase = Phase.ENDING
-            self._runner.account(turn)
-            self._runner.live.close_input(turn)
-            self._manager.keep(asyncio.create_task(self._send_home(turn)))
+            self._scopes.account(turn)
+            self._live.close_input(turn)
+            self._tasks.start(self._leave(turn))
 
-    async def _send_home(self, turn: Turn) -> None:
-        left = await self.adopter.end(turn.live.unit)
-        if left and turn in self._runner.live:
-            # They cannot go home, so they end with their turn; the slot is theirs until then.
+    async def _leave(self, turn: Turn) -> None:
+        try:
+            left = await self._adoption.end(turn.live.unit)
+        except Exception:  # whatever it was, the slot must come free
+            log.exception("%s: its processes cannot be moved", turn.live.unit)
+            left = [turn.pid or 0]
+        if left and turn in self._live:
+            # They end with their turn; until then the slot is theirs.
             log.warning("%s: processes %s cannot leave and are stopped", turn.live.unit, left)
             turn.phase = Phase.LINGERING
             try:
-                await self._runner.stop(turn)
+                await self._scopes.stop(turn)
             except (SystemdError, SystemdLost) as error:
                 log.warning("%s is not stopped: %s", turn.live.unit, error)
 
-    def _watch_busy(self) -> None:
-        if self._check is None:
-            live = [turn.live.mind for turn in self._runner.live if turn.resident is not None]
-            minds = self._manager.policy.config.minds
-            ends = [minds[name].idle_end for name in live if name in minds]
-            if ends:
-                self._check = asyncio.get_running_loop().call_later(min(CHECK_S, min(ends) / 4), self._look)
-
-    def _look(self) -> None:
-        self._check = None
-        for turn in self._runner.live:
-            mind = self._manager.policy.config.minds.get(turn.live.mind)
-            if turn.resident is not None and turn.resident.posted and mind is not None:
-                ending = self._quiet_end(turn, turn.resident, mind)
-                if ending is not None:
-                    self.end(turn, ending)
-        self._watch_busy()
-
-    def stood_still(self, unit: str, seconds: float) -> None:
-        """The turn was frozen for so long: that was no idleness of its own."""
-        turn = self._runner.live.turns.get(unit)
-        if turn is not None and turn.resident is not None:
-            now = time.monotonic()
-            turn.resident.heard = min(turn.resident.heard + seconds, now)
-            turn.resident.fed = min(turn.resident.fed + seconds, now)
-            self.adopter.stood_still(unit, seconds)
-
-    def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> outcome_.Ending | None:
-        if resident.feeding is not None or turn.live.unit in self._manager.watcher.frozen:
-            return None
-        # What a mind tells is no progress: one that tells for ever and does nothing is idle (cases.md, 22).
-        now = time.monotonic()
-        idle_s = min(self.adopter.idle_ms(turn.live.unit) / 1000, now - resident.fed)
-        quiet_s = min(idle_s, now - resident.heard)
-        if resident.doubtful and quiet_s >= min(DOUBT_S, mind.idle_end):
-            return outcome_.Ending("done", "the mind said that it is done, and has been quiet since")
-        if self.adopter.deserted(turn.live.unit) and quiet_s >= min(GONE_S, mind.idle_end):
-            return outcome_.Ending("gone", "its processes are gone")
-        if idle_s >= mind.idle_end:
-            return outcome_.Ending("idle", f"the mind has been idle for {mind.idle_end:g} s and sent no done")
-        return None
+    def end(self, turn: Turn) -> Ending:
+        """How the turn ended, as far as the scope, its record and the mind's reports show."""
+        resident = turn.resident
+        assert resident is not None
+        assert turn.live.id is not None
+        turn.record = exit_record.read_record(turn.live.id)
+        if resident.ending is not None:
+            return resident.ending
+        if resident.posted and turn in self._live:
+            self._done_tracker.expect(turn)
+        if turn.record is None and turn.released:
+            return outcome.RECORD_LOST
+        ours = turn.begun is not None
+        return outcome.resident_ending(
+            turn.record, turn.stopped, turn.ran_s, turn.max_turn, resident.posted, ours
+        )

@@ -1,7 +1,7 @@
-"""Turns on their way: brings scopes up, follows them, and says once, for each, that it is over.
+"""The scopes of turns: starts them, follows them, and reports each one's end once.
 
-What is live is kept in `live`. A slot comes free only here, and only on evidence: the scope is gone, its
-cgroup is empty, or it never came up.
+A slot comes free only here, and only on evidence: the scope is gone, its cgroup is empty, or it never came
+up.
 """
 
 from __future__ import annotations
@@ -9,109 +9,111 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from hostguard.core import outcome, units
-from hostguard.core.model import Kind, Limits, LiveTurn, Mind, Work
+from hostguard.core.model import Limits, LiveTurn
 from hostguard.core.outcome import Usage
 from hostguard.core.signals import Redrive, Signal, UnitStarted
+from hostguard.core.tasks import Tasks
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.systemd.fork_client import ForkClient, Stub, anchor, release
-from hostguard.turns import exit_record
+from hostguard.systemd.fork_client import ForkClient, Stub
 from hostguard.turns.live import Live, Phase, Turn, TurnEnded
 from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000  # out of descriptors or processes: look again after this
+AGAIN_MS = 1_000  # out of descriptors or processes: try again after this
+SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
 
 
 class LimitCheck(Protocol):
-    """Is shown each turn's cgroup before the turn runs."""
+    """Checks the limits of turns."""
 
     async def look(self, cgroup: Path, limits: Limits) -> None:
-        """Read back which limits the kernel applies to it."""
+        """Read back which limits the kernel applies to a turn that is about to run."""
 
 
 class Scopes:
-    """Starts and follows turns."""
+    """Starts scopes, follows them, and frees their slots.
+
+    Signals: `redrive` if systemd reports what may let rows start, `turn_ended` for each slot that came free,
+    `unit_started` for a service that runs a mind.
+    """
 
     def __init__(
         self,
         live: Live,
+        systemd: Systemd,
+        forks: ForkClient,
         limit_check: LimitCheck,
         redrive: Signal[Redrive],
         turn_ended: Signal[TurnEnded],
         unit_started: Signal[UnitStarted],
     ) -> None:
-        self.live = live
-        self.systemd = Systemd(self)
         self.connected = False
         self.device: str | None = None  # block device node for per-device limits
         self.disk: str | None = None  # the kernel's name of the same
+        self._live = live
+        self._systemd = systemd
+        self._forks = forks
+        self._limit_check = limit_check
         self._redrive = redrive
         self._turn_ended = turn_ended
         self._unit_started = unit_started
-        self._limit_check = limit_check
-        self.spawner = ForkClient(self.systemd)
         self._watch = cgroups.Watch(self._emptied)
-        self._leaving = ScopeReaper(self.systemd, self._has_processes)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._reaper = ScopeReaper(systemd, self._has_processes)
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._tasks = Tasks()
 
     async def open(self) -> None:
         """Connect to systemd and have processes ready. Raises SystemdError, SystemdLost, OSError."""
         self._watch.open()
-        await self.systemd.start()
-        await self.spawner.start()
+        await self._systemd.start(self)
+        await self._forks.start()
 
     async def close(self) -> None:
         """Let go of everything; scopes are left running."""
         self._watch.close()
-        self._leaving.close()
-        await self.systemd.close()
-        self.spawner.close()
+        self._reaper.close()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        await self._systemd.close()
+        self._forks.close()
 
     def cgroup(self, unit: str, mind: str) -> Path:
         """The cgroup folder of a turn's scope."""
-        slices = cgroups.ROOT / self.systemd.control_group.lstrip("/") / units.SLICE
+        slices = cgroups.ROOT / self._systemd.control_group.lstrip("/") / units.SLICE
         return slices / units.mind_slice(mind) / unit if mind else slices / unit
 
     # -- starting
 
-    async def start_exec(self, turn: Turn, mind: Mind, work: Work) -> bool:
-        """Bring the turn's scope up with a stub inside, and let the stub run the command.
-
-        False if nothing was run: the turn's end says why.
-        """
-        cgroup = self.cgroup(turn.live.unit, mind.name)
-        return await self._start_stub(
-            turn, mind, False, lambda stub, turn_id: release(stub, mind, work, turn_id, cgroup)
-        )
-
-    async def start_anchor(self, turn: Turn, mind: Mind) -> bool:
-        """Bring the scope of a resident mind's turn up around a stub that only waits. False as above."""
-        return await self._start_stub(turn, mind, True, anchor)
-
-    async def _start_stub(
-        self, turn: Turn, mind: Mind, delegate: bool, let_go: Callable[[Stub, str], None]
+    async def start_stub(
+        self, turn: Turn, limits: Limits, let_go: Callable[[Stub, str], None], delegate: bool = False
     ) -> bool:
+        """Bring the turn's scope up around a stub, and call `let_go` with it and the turn's id.
+
+        `delegate`: other processes are to be moved into the scope. False if the stub was not let go: nothing
+        ran, and the turn's end says why.
+        """
         assert turn.live.id is not None
         try:
-            turn.stub = stub = await self.spawner.take()
+            turn.stub = stub = await self._forks.take()
         except OSError as error:
-            self._cannot_start(turn, error)
+            # The host, not the mind, keeps the turn from starting.
+            reason = f"the guard cannot start a process: {error}"
+            log.error("%s: %s", turn.live.unit, reason)
+            self.give_up(turn, outcome.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
             return False
-        turn.pid = stub.pid
         turn.begun = time.monotonic()
-        if not await self._bring_up(turn, mind.limits, delegate):
+        if not await self._bring_up(turn, limits, stub.pid, delegate):
             return False
-        turn.phase = Phase.RUNNING
         asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
         if not (turn.revoked or turn.asked):
             try:
@@ -123,43 +125,25 @@ class Scopes:
         stub.dismiss()  # its end follows: a turn that never ran
         return False
 
-    def begin_record(self, turn: Turn) -> bool:
-        """Make the record of a turn that is about to start. False if it cannot be made."""
-        assert turn.live.id is not None
-        try:
-            exit_record.begin_record(turn.live.id)
-        except OSError as error:
-            log.error("%s: its record cannot be made: %s", turn.live.unit, error)
+    async def start_around(self, turn: Turn, limits: Limits, pid: int) -> bool:
+        """Bring the turn's scope up around a process that waits. False if it is not to go on."""
+        if not await self._bring_up(turn, limits, pid, False):
             return False
-        return True
-
-    def _cannot_start(self, turn: Turn, error: OSError) -> None:
-        """Free the slot of a turn that the host, not its mind, keeps from starting; it is tried again."""
-        reason = f"the guard cannot start a process: {error}"
-        log.error("%s: %s", turn.live.unit, reason)
-        self.give_up(turn, outcome.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
-
-    async def start_run(self, turn: Turn, limits: Limits, pid: int) -> bool:
-        """Bring the turn's scope up around a waiting `hostguard run`. False if its command is not to run."""
-        turn.pid = pid
-        if not await self._bring_up(turn, limits, False):
-            return False
-        turn.phase = Phase.RUNNING
-        self.watch(turn)
+        self._follow(turn)
         return not turn.asked
 
-    def watch(self, turn: Turn) -> None:
-        """Follow a turn whose process is not our own stub."""
+    def _follow(self, turn: Turn) -> None:
+        """Watch a scope whose end no stub of ours shows."""
         self._watch.add(turn.live.unit, self.cgroup(turn.live.unit, turn.live.mind))
 
-    async def _bring_up(self, turn: Turn, limits: Limits, delegate: bool) -> bool:
-        unit = turn.live.unit
-        assert turn.pid is not None
+    async def _bring_up(self, turn: Turn, limits: Limits, pid: int, delegate: bool) -> bool:
+        unit, turn.pid = turn.live.unit, pid
         properties = units.scope_properties(
-            turn.live.mind, turn.description, limits, self.device, [turn.pid], delegate
+            turn.live.mind, turn.description, limits, self.device, [pid], delegate
         )
+        self._sweep_later()
         try:
-            await self._leaving.start_scope(unit, properties)
+            await self._reaper.start_scope(unit, properties)
         except SystemdError as error:
             self.give_up(turn, outcome.Ending("not_started", f"systemd: {error}", failed=True))
             return False
@@ -169,14 +153,15 @@ class Scopes:
             self._dismiss(turn)
             turn.phase = Phase.UNSURE
             if self.connected:
-                self._spawn(self._refresh())
+                self._tasks.start(self._refresh())
             return False
         await self._limit_check.look(self.cgroup(unit, turn.live.mind), limits)
-        # The word may have been of an earlier turn of this name: a row that is tried again by request.
-        if turn.gone and not cgroups.populated(self.cgroup(unit, turn.live.mind)):
+        # The report may have been about an earlier turn of this name: a row that is tried again by request.
+        if turn.gone and not self._has_processes(unit, turn.live.mind):
             self._dismiss(turn)
             self._ended(turn)
             return False
+        turn.phase = Phase.RUNNING
         return True
 
     def _dismiss(self, turn: Turn) -> None:
@@ -187,7 +172,7 @@ class Scopes:
         self._unfollow(turn)
         if cgroups.populated(self.cgroup(turn.live.unit, turn.live.mind)):
             turn.phase = Phase.LINGERING
-            self.watch(turn)
+            self._follow(turn)
         else:
             self._ended(turn)
 
@@ -199,41 +184,25 @@ class Scopes:
 
     # -- ending
 
-    def ending_of(self, turn: Turn) -> outcome.Ending:
-        """How a turn whose scope is gone ended. Raises OSError if its record cannot be read now."""
-        if turn.delivery is None or turn.live.id is None:
-            return outcome.Ending("exited", "the scope is gone")
-        if turn.delivery.kind is Kind.RUN:
-            return outcome.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
-        turn.record = exit_record.read_record(turn.live.id)
-        if turn.resident is not None and turn.resident.ending is not None:
-            return turn.resident.ending
-        if turn.record is None and turn.released:
-            return outcome.Ending("exited", "its exit record was removed: how it ended is not known")
-        # An earlier guard's turn is timed by the wall clock, which is all that was stored.
-        ran_s = time.time() - turn.since / 1000 if turn.begun is None else time.monotonic() - turn.begun
-        if turn.resident is not None:
-            posted, ours = turn.resident.posted, turn.begun is not None
-            return outcome.resident_ending(turn.record, turn.stopped, ran_s, turn.max_turn, posted, ours)
-        ending = outcome.ending(turn.record, turn.stopped, ran_s, turn.max_turn, turn.delivery.kind)
-        return outcome.NEVER_BEGAN if ending.back and turn.asked else ending
-
     def _ended(self, turn: Turn) -> None:
         """The turn has no process any more."""
-        try:
-            ending = self.ending_of(turn)
-        except OSError as error:
-            log.error("%s: its record cannot be read: %s; trying again", turn.live.unit, error)
-            asyncio.get_running_loop().call_later(AGAIN_MS / 1000, self._ended, turn)
-        else:
-            self._over(turn, ending)
+        ending = outcome.Ending("exited", "the scope is gone")
+        if turn.driver is not None:
+            try:
+                ending = turn.driver.end(turn)
+            except OSError as error:
+                log.error("%s: its record cannot be read: %s; trying again", turn.live.unit, error)
+                asyncio.get_running_loop().call_later(AGAIN_MS / 1000, self._ended, turn)
+                return
+        self.free(turn, ending)
 
-    def _over(self, turn: Turn, ending: outcome.Ending) -> None:
-        if self.live.remove(turn):
+    def free(self, turn: Turn, ending: outcome.Ending) -> None:
+        """Free the turn's slot, if it has one still, and report its end."""
+        if self._live.remove(turn):
             self._watch.remove(turn.live.unit)
             self._unfollow(turn)
             if turn.live.id is not None:
-                self._leaving.add(turn.live.unit)
+                self._reaper.add(turn.live.unit)
             self.account(turn)
             self._turn_ended.send(TurnEnded(turn, ending))
 
@@ -242,44 +211,44 @@ class Scopes:
         return of_scope(self.cgroup(turn.live.unit, turn.live.mind), self.disk)
 
     def account(self, turn: Turn) -> None:
-        """Read what the turn used, while its scope is there, if that is not known and no record tells."""
+        """Read what the turn used while its scope exists, unless its record has it."""
         if turn.used is None and turn.delivery and not (turn.record and turn.record.account):
             turn.used = self.usage(turn)
 
     def give_up(self, turn: Turn, ending: outcome.Ending) -> None:
-        """Free the slot of a turn that is not brought up after all. Asked to stop, it does not come again."""
+        """Free the slot of a turn that does not come up. One that was asked to stop is not tried again."""
         self._dismiss(turn)
-        self._over(turn, outcome.NEVER_BEGAN if turn.asked else ending)
+        self.free(turn, outcome.NEVER_BEGAN if turn.asked else ending)
 
     def owns(self, pid: int) -> bool:
         """Whether a live turn was started around this very process."""
-        return any(turn.pid == pid for turn in self.live)
+        return any(turn.pid == pid for turn in self._live)
 
     async def stop(self, turn: Turn) -> None:
         """Ask systemd to stop the turn's scope. Raises SystemdError, SystemdLost.
 
-        One that is still being started is not let run once its scope is up: a stop of the scope now would
-        either find none, or make its start a failure, which is tried again.
+        A turn that is still starting does not run once its scope is up: a stop of the scope now would either
+        find none, or make its start a failure, which is tried again.
         """
         turn.stopped = turn.asked = True
-        self.live.close_input(turn)
+        self._live.close_input(turn)
         if turn.phase is Phase.STARTING:
             return
         with suppress(SystemdError):  # it is gone
-            await self.systemd.thaw(turn.live.unit)  # since version 255 systemd stops nothing that is frozen
-        await self.systemd.stop_unit(turn.live.unit)
+            await self._systemd.thaw(turn.live.unit)  # systemd 255 and newer stop nothing that is frozen
+        await self._systemd.stop_unit(turn.live.unit)
 
-    # -- what systemd tells
+    # -- what systemd reports
 
     def systemd_up(self, scopes: Sequence[Scope]) -> None:
-        """The list: scopes that we do not know take a slot, slots without a scope come free."""
+        """Compare with systemd's list: unknown scopes take a slot, slots without processes come free."""
         self.connected = True
         for scope in scopes:
             if self._has_processes(scope.unit, scope.mind):
                 self._take(scope)
-            elif scope.unit not in self.live.turns and units.parse_turn_unit(scope.unit):
-                self._leaving.add(scope.unit)
-        for turn in self.live:
+            elif scope.unit not in self._live.turns and units.parse_turn_unit(scope.unit):
+                self._reaper.add(scope.unit)
+        for turn in self._live:
             if turn.phase is not Phase.STARTING:
                 self.scope_gone(turn.live.unit)
         self._redrive.send(Redrive())
@@ -290,28 +259,29 @@ class Scopes:
         log.warning("lost the connection to systemd; nothing is started until it is back")
 
     def scope_new(self, scope: Scope) -> None:
-        """A scope of somebody else's takes a slot, too."""
-        if scope.unit not in self.live.turns:
+        """A scope that the guard did not start takes a slot, too."""
+        if scope.unit not in self._live.turns:
             self._take(scope)
             self._redrive.send(Redrive())
 
     def _take(self, scope: Scope) -> None:
-        if scope.unit in self.live.turns:
+        if scope.unit in self._live.turns:
             return
         parsed = units.parse_turn_unit(scope.unit)
         live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else None)
         turn = Turn(live, int(time.time() * 1000), Phase.FOREIGN, description=scope.description)
-        self.live.add(turn)
-        self.watch(turn)
+        self._live.add(turn)
+        self._follow(turn)
+        self._sweep_later()
 
     def scope_gone(self, unit: str) -> None:
         """Free the scope's slot, if it has one, and no process.
 
-        systemd says that a unit is gone also while it is reloaded, and may do so by mistake
-        (systemd#36781): the processes tell.
+        systemd also says that a unit is gone while it reloads, and may do so by mistake (systemd#36781): only
+        the processes count.
         """
-        self._leaving.forgotten(unit)
-        turn = self.live.turns.get(unit)
+        self._reaper.forgotten(unit)
+        turn = self._live.turns.get(unit)
         if turn is None or self._has_processes(unit, turn.live.mind):
             return
         if turn.phase is Phase.STARTING:
@@ -320,7 +290,7 @@ class Scopes:
             self._ended(turn)
 
     def _emptied(self, unit: str) -> None:
-        turn = self.live.turns.get(unit)
+        turn = self._live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
             self._ended(turn)
 
@@ -329,20 +299,30 @@ class Scopes:
 
     def scope_job(self, unit: str) -> None:
         """Only a stop makes a job for a turn's scope once it is up."""
-        turn = self.live.turns.get(unit)
+        turn = self._live.turns.get(unit)
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
-            self.live.close_input(turn)
+            self._live.close_input(turn)
 
     def unit_started(self, unit: str) -> None:
-        """A mind's own service was started (or stopped: a job tells not which, and trying does no harm)."""
+        """A mind's service was started, or stopped: a job does not say which, and trying does no harm."""
         self._unit_started.send(UnitStarted(unit))
 
-    async def _refresh(self) -> None:
-        with suppress(SystemdLost, SystemdError):
-            await self.systemd.refresh()
+    # -- the safety net
 
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _sweep_later(self) -> None:
+        if self._sweep_timer is None:
+            self._sweep_timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweep_timer = None
+        if len(self._live):
+            self._sweep_later()
+            if self.connected:
+                self._tasks.start(self._refresh())
+
+    async def _refresh(self) -> None:
+        try:
+            await self._systemd.refresh()
+        except (SystemdLost, SystemdError) as error:
+            log.warning("systemd's list of scopes cannot be read: %s; trying again", error)

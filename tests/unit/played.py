@@ -11,7 +11,7 @@ from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.systemd.journal import Journal
-from hostguard.turns.live import Phase, TurnEnded
+from hostguard.turns.live import Phase
 
 MINDS = ("a", "b", "c")
 
@@ -30,33 +30,47 @@ class Silent(Journal):
 
 
 class Played:
-    """Turns that start at once and end when the test says so. What hostguard.turns.scopes does on real scopes."""
+    """A driver whose turns start at once and end when the test says so."""
 
-    def __init__(self, manager) -> None:
-        self.live = manager.live
-        self._over = lambda turn, ending: manager.turn_ended(TurnEnded(turn, ending))
+    takes_input = False
 
-    def begin_record(self, turn) -> bool:
+    def __init__(self, scopes) -> None:
+        self._scopes = scopes
+
+    def prepare(self, turn) -> bool:
         return True
 
-    async def start_exec(self, turn, mind, work) -> bool:
+    async def start(self, turn, mind, row, raw) -> bool:
         if turn.revoked:
-            self.end(turn, outcome.Ending("dismissed", "paused", back=True))
+            self._scopes.give_up(turn, outcome.Ending("dismissed", "paused", back=True))
             return False
         turn.phase = Phase.RUNNING
         return True
 
-    def end(self, turn, ending) -> None:
-        if self.live.remove(turn):
-            self._over(turn, ending)
-
-    give_up = end
+    def feed(self, turn) -> None:
+        pass
 
 
 def parts(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Parts:
     """The guard's parts on an open queue. systemd counts as connected, though it is not."""
     found = Parts(queue, journal or Silent(), clock)
-    found.dispatcher.parts = found  # for tests that have the dispatcher alone
+    for name in (
+        "queue",
+        "events",
+        "policy",
+        "settings",
+        "backlog",
+        "ledger",
+        "live",
+        "gate",
+        "tasks",
+        "residents",
+    ):
+        setattr(found.dispatcher, name, getattr(found, name))  # for tests that have the dispatcher alone
+    found.dispatcher.parts, found.dispatcher.watcher = found, found.monitor
+    found.dispatcher.runner, found.dispatcher.callers = found.scopes, found.run_clients
+    found.dispatcher._tasks, found.dispatcher.settled = found.tasks._tasks, found.tasks.settled
+    found.dispatcher.verdict, found.scopes.live = found.gate.hold, found.live
     found.policy.config = config
     found.settings.use(*(settings or {}).items())
     found.scopes.connected = True
@@ -83,9 +97,10 @@ def views_of(manager) -> Views:
 
 def playing(queue, config=CONFIG, settings=None, clock=now_ms) -> Dispatcher:
     """A dispatcher whose turns are played."""
-    manager = managed(queue, config, settings, clock=clock)
-    manager.runner = Played(manager)
-    return manager
+    found = parts(queue, config, settings, clock=clock)
+    found.drivers.exec = found.drivers.run = found.drivers.resident = Played(found.scopes)
+    found.scopes.end = found.scopes.free
+    return found.dispatcher
 
 
 def on_manager(path, work, config=CONFIG):

@@ -39,7 +39,7 @@ class Host:
         self.manager = manager = playing(
             self.queue, self.config, await self.queue.read(stored), lambda: now_ms() + self.skew
         )
-        waiting = await self.queue.read(lambda db: list(deliveries.queued(db)))
+        waiting = await self.queue.read(deliveries.queued)
         manager.backlog.load(waiting, now_ms())
         self.parts = manager.parts
         self.acceptor, self.sleeper = self.parts.acceptor, self.parts.sleeper

@@ -74,7 +74,7 @@ def test_a_turn_of_a_batch_has_heard_its_speakers(tmp_path):
 def test_what_folded_last_is_what_was_heard(tmp_path):
     async def work(host):
         turn = await host.begin_with()
-        turn.resident.folded.append((await host.store(heard("eve")), NOT_HELD))
+        turn.folded.append((await host.store(heard("eve")), NOT_HELD))
         host.batcher.session_changed(SessionChanged("bob", "s", True))
         await host.send(message("1", "eve"))
         assert await host.contents() == []

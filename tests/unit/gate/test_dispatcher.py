@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from onqueue import acceptor, to
-from played import CRASH, MINDS, OK, Played, managed
+from played import CRASH, MINDS, OK, playing
 
 from hostguard.core import outcome
 from hostguard.core.model import Hold, Reason, Row, State
@@ -67,9 +67,8 @@ class Managed(RuleBasedStateMachine):
         async def opened():
             self.queue = Queue(Path(self.folder.name) / "queue.db")
             await self.queue.open()
-            self.manager = managed(self.queue)
+            self.manager = playing(self.queue)
             self.scopes = self.manager.runner
-            self.manager.runner = Played(self.manager)
             self.manager.ready = True
             self.acceptor = acceptor(self.manager)
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hostguard.core.admission import decide
+from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION, decide
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Reason, Row, Start
 from hostguard.gate.backlog import Backlog
 
@@ -55,15 +55,21 @@ def test_table(host, mind, row, want):
 
 @dataclass
 class Naive:
-    """All rows in one dict; the next row is found by looking at every one."""
+    """All rows in one dict; the next row is found by asking about every one."""
 
     rows: dict[int, Row] = field(default_factory=dict)
 
-    def next(self, now, is_open, busy):
+    def next(self, ask):
+        """The first row, by id, that may start, if only the oldest of each session may."""
+        sessions = set()
         for id_ in sorted(self.rows):
             row = self.rows[id_]
-            if row.not_before <= now and is_open(row.mind) and row.session not in busy(row.mind):
+            verdict = ask(row)
+            if verdict == Hold(Reason.NOT_DUE, "its time has not come"):
+                continue
+            if (row.mind, row.session) not in sessions and isinstance(verdict, Start):
                 return row
+            sessions.add((row.mind, row.session))
         return None
 
 
@@ -92,20 +98,18 @@ class Gate(RuleBasedStateMachine):
     def host(self):
         return HostView(len(self.live), "oldest", self.cap, None, "host" in self.paused)
 
-    def is_open(self, mind):
-        view = self.view(mind)
-        return not view.paused and len(view.live) < view.cap
+    def ask(self, row):
+        return decide(self.host(), self.view(row.mind), row, self.now)
 
-    def busy(self, mind):
-        return {turn.session for turn in self.live.values() if turn.mind == mind}
-
-    def has_room(self):
-        return "host" not in self.paused and (self.cap is None or len(self.live) < self.cap)
-
-    @rule(mind=st.sampled_from(MINDS), session=st.sampled_from(SESSIONS), delay=st.sampled_from([0, 0, 0, 5]))
-    def send(self, mind, session, delay):
+    @rule(
+        mind=st.sampled_from(MINDS),
+        session=st.sampled_from(SESSIONS),
+        delay=st.sampled_from([0, 0, 0, 5]),
+        kind=st.sampled_from(Kind),
+    )
+    def send(self, mind, session, delay, kind):
         self.ids += 1
-        row = Row(self.ids, mind, session, self.now + delay if delay else 0)
+        row = Row(self.ids, mind, session, self.now + delay if delay else 0, kind)
         self.backlog.add(row, self.now)
         self.naive.rows[row.id] = row
 
@@ -116,7 +120,7 @@ class Gate(RuleBasedStateMachine):
         turn = self.live.pop(id_)
         self.backlog.touch(turn.mind, turn.session)
         if back:  # a failure: the row comes back, later, with its old id
-            row = Row(id_, turn.mind, turn.session, self.now + 3)
+            row = Row(id_, turn.mind, turn.session, self.now + 3, Kind.FILE)
             self.backlog.add(row, self.now)
             self.naive.rows[id_] = row
 
@@ -152,26 +156,27 @@ class Gate(RuleBasedStateMachine):
     def restart(self):
         self.backlog = Backlog()
         rows = (self.naive.rows[i] for i in sorted(self.naive.rows))
-        self.backlog.load(((r.id, r.mind, r.session, r.not_before) for r in rows), self.now)
+        self.backlog.load(((r.id, r.mind, r.session, r.not_before, r.kind) for r in rows), self.now)
 
     @invariant()
     def pump_starts_exactly_what_may_start(self):
         self.backlog.due(self.now)
-        while self.has_room():
-            row = self.backlog.next(self.is_open, self.busy)
-            want = self.naive.next(self.now, self.is_open, self.busy)
-            assert (row and row.id) == (want and want.id), "FIFO among the startable"
-            if row is None:
+        while (row := self.backlog.next()) is not None:
+            verdict = self.ask(row)
+            want = self.naive.next(self.ask)
+            if isinstance(verdict, Start):
+                assert row.id == want.id, "FIFO among the startable"
+                assert row.kind is self.naive.rows[row.id].kind
+                assert self.backlog.remove(row.id, row.mind, row.session)
+                self.naive.rows.pop(row.id)
+                self.live[row.id] = LiveTurn(f"u{row.id}", row.mind, row.session, str(row.id))
+                assert self.cap is None or len(self.live) <= self.cap
+                assert len(self.view(row.mind).live) <= self.caps[row.mind]
+            elif verdict.reason in OF_THE_HOST:
                 break
-            assert decide(self.host(), self.view(row.mind), row, self.now) == Start()
-            assert self.backlog.remove(row.id, row.mind, row.session)
-            self.naive.rows.pop(row.id)
-            self.live[row.id] = LiveTurn(f"u{row.id}", row.mind, row.session, str(row.id))
-            assert self.cap is None or len(self.live) <= self.cap
-            assert len(self.view(row.mind).live) <= self.caps[row.mind]
-        for row in self.naive.rows.values():
-            verdict = decide(self.host(), self.view(row.mind), row, self.now)
-            assert isinstance(verdict, Hold), "no startable row waits while a slot is free"
+            else:
+                self.backlog.park(row.mind, row.session if verdict.reason in OF_THE_SESSION else None)
+        assert self.naive.next(self.ask) is None, "no startable row waits while a slot is free"
 
     @invariant()
     def sessions_are_serial_and_counts_agree(self):
@@ -193,8 +198,29 @@ def test_place_in_line_and_kind():
     for id_, session in ((1, "a"), (2, "b"), (3, "a")):
         backlog.add(Row(id_, "x", session, kind=Kind.RUN if id_ == 1 else Kind.MESSAGE), NOW)
     assert [backlog.place(id_, "x") for id_ in (1, 2, 3)] == [1, 2, 3]
-    assert backlog.next(lambda _: True, lambda _: ()).kind is Kind.RUN
-    assert backlog.next(lambda _: True, lambda _: {"a"}).id == 2
-    assert backlog.next(lambda _: True, lambda _: {"a", "b"}) is None
+    assert backlog.next().kind is Kind.RUN
+    backlog.park("x", "a")
+    assert backlog.next() == Row(2, "x", "b")
+    assert backlog.first("x") == backlog.first_in("x", "a") == Row(1, "x", "a", kind=Kind.RUN)
+    backlog.park("x", "b")
+    assert backlog.next() is None
     backlog.touch("x", "a")
-    assert backlog.next(lambda _: True, lambda _: ()).id == 1
+    assert backlog.next().id == 1
+    backlog.park("x")
+    assert backlog.next() is None
+    backlog.touch("x")
+    assert backlog.next().id == 1
+    backlog.remove(1, "x", "a")
+    assert backlog.next() == Row(3, "x", "a")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_row_keeps_its_kind_whether_it_is_due_or_not(kind):
+    backlog = Backlog()
+    backlog.load([(1, "x", "a", 0, str(kind)), (2, "x", "b", NOW + 5, str(kind))], NOW)
+    assert backlog.first_in("x", "a") == backlog.next() == Row(1, "x", "a", kind=kind)
+    assert backlog.due(NOW + 5) == backlog.fresh() == [Row(2, "x", "b", NOW + 5, kind)]
+    assert backlog.first_in("x", "b") == Row(2, "x", "b", kind=kind)
+    backlog.remove(2, "x", "b")
+    backlog.add(Row(2, "x", "b"), NOW)
+    assert backlog.first_in("x", "b") == Row(2, "x", "b"), "no kind outlives its row"

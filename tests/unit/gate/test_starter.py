@@ -43,7 +43,7 @@ def no_process(manager: Dispatcher, folder: Path) -> None:
     async def take() -> Stub:
         raise OSError(errno.EAGAIN, "")
 
-    manager.runner.spawner.take = take
+    manager.runner._forks.take = take
 
 
 SPOILS = pytest.mark.parametrize("spoil", [card_lost, mind_gone, no_room, no_process])

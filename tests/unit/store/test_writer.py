@@ -46,8 +46,8 @@ def test_rows_and_ids_survive(tmp_path):
 
     async def second(queue):
         assert await queue.read(lambda db: list(deliveries.queued(db))) == [
-            (1, "a", "main", 0),
-            (2, "b", "main", 0),
+            (1, "a", "main", 0, "message"),
+            (2, "b", "main", 0, "message"),
         ]
         rows, _ = await put(queue, message("c"))
         assert rows[0].id == 3

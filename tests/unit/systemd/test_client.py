@@ -21,7 +21,7 @@ def test_a_bus_that_hangs_up_at_once_is_a_lost_bus(tmp_path, monkeypatch):
 
         async with await asyncio.start_unix_server(hang_up, tmp_path / "bus"):
             with pytest.raises(SystemdLost, match="cannot reach the system bus"):
-                await Systemd(None).start()
+                await Systemd().start(None)
 
     def stuck(*_):
         raise AssertionError("the event loop does not go on")

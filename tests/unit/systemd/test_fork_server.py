@@ -15,7 +15,8 @@ import pytest
 from hostguard.linux import cgroup
 from hostguard.systemd.fork_client import STUB, Stub
 from hostguard.systemd.fork_server import NOBODY
-from hostguard.turns import command, exit_record
+from hostguard.turns import exec_driver as command
+from hostguard.turns import exit_record
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a stub becomes another user")
 

@@ -18,7 +18,8 @@ def fed(queue, posted: list[int]) -> tuple[Dispatcher, Turn]:
     """A manager with a live turn of m's main session; the ids of what is posted are noted."""
     manager = managed(queue, Config(minds={"m": Mind("m", url="http://127.0.0.1:9")}))
     live = LiveTurn("t.scope", "m", "main", "99", takes_input=True)
-    turn = Turn(live, 0, Phase.RUNNING, resident=Resident(posted=True))
+    turn = Turn(live, 0, Phase.RUNNING, driver=manager.residents, resident=Resident(posted=True))
+    manager.ready, manager.runner.connected = True, False
     manager.runner.live.add(turn)
 
     async def post(turn, mind, row, *rest) -> Posted:
@@ -52,7 +53,7 @@ def test_a_turn_that_is_over_is_fed_nothing_more(tmp_path: Path, ends: str, post
         manager.ledger.fetch, manager.residents._post = fetch, then_over
         rows = [row for _ in range(3) for row in (await put(queue, message("m")))[1]]
         manager.admit(rows)
-        await manager.settled(10)
+        await manager.residents._tasks.settled(10)
         assert posted == [row.id for row in rows[:posts]]
         assert [row.id for row in rows if manager.backlog.has(row.id, "m", "main")] == [
             row.id for row in rows[posts:]
@@ -67,15 +68,15 @@ def test_a_turn_that_was_asked_to_stop_takes_nothing_while_it_lasts(tmp_path: Pa
         posted = []
         manager, turn = fed(queue, posted)
         if how == "hostguard stop":
-            manager.runner.systemd = Obeying()
+            manager.runner._systemd = Obeying()
             await manager.runner.stop(turn)
         else:
             manager.runner.scope_job("t.scope")
         [row] = (await put(queue, message("m")))[1]
-        manager.runner.connected = True
         manager.admit([row])
-        await manager.settled(10)
+        await manager.residents._tasks.settled(10)
         assert posted == []
+        manager.runner.connected = True
         hold = manager.verdict(row.row)
         assert (hold.reason, hold.blocker) == (Reason.SESSION_BUSY, "t.scope")
 

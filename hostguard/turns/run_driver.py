@@ -1,0 +1,68 @@
+"""Turns of `hostguard run`: the caller's own process is moved into a scope, and then runs its command."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hostguard.core import outcome
+from hostguard.core.model import Delivery, Mind
+from hostguard.turns.live import Turn
+from hostguard.turns.scopes import Scopes
+
+
+class Caller(Protocol):
+    """A connected `hostguard run`."""
+
+    pid: int
+
+    def alive(self) -> bool:
+        """Whether it is still that process."""
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Send it an event."""
+
+
+class Callers(Protocol):
+    """The callers that wait for a turn."""
+
+    def take(self, id_: int) -> Caller | None:
+        """The row's caller, which waits no more."""
+
+
+class RunDriver:
+    """Moves a caller's process into the turn's scope."""
+
+    takes_input = False
+
+    def __init__(self, scopes: Scopes, callers: Callers) -> None:
+        self._scopes = scopes
+        self._callers = callers
+
+    def prepare(self, turn: Turn) -> bool:
+        """The caller itself sees how its command ends: there is no record."""
+        return True
+
+    async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
+        """Move the caller into the scope and let it go on."""
+        # A caller that was stopped is told so, too; one that was only paused goes on waiting.
+        caller = None if turn.revoked and not turn.asked else self._callers.take(row.id)
+        if caller is None or not caller.alive():
+            reason = "it was paused, or its caller is gone"
+            self._scopes.give_up(turn, outcome.Ending("dismissed", reason, back=True))
+            return False
+        if not await self._scopes.start_around(turn, mind.limits, caller.pid):
+            why = "it was stopped" if turn.asked else "systemd did not start its scope"
+            caller.tell({"event": "failed", "detail": why})
+            return False
+        caller.tell({"event": "start", "turn": turn.live.id, "unit": turn.live.unit})
+        return True
+
+    def feed(self, turn: Turn) -> None:
+        """A caller takes one row, its own."""
+
+    async def resume(self, turn: Turn, mind: Mind | None) -> None:
+        """Its process goes on without the guard, and the scope is watched already."""
+
+    def end(self, turn: Turn) -> outcome.Ending:
+        """Its scope is gone: so is its command."""
+        return outcome.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
