@@ -1,4 +1,4 @@
-"""For all tests. Those in system/ change the machine, so they run in a guest of the rig only; see tests/run."""
+"""For all tests. Those in system/ change the machine, so they run only in a guest of the rig; see tests/run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def in_guest() -> bool:
-    """Whether PID 1 is the systemd of a guest: it tells the name that rig/inside gave it."""
+    """True if PID 1 is the systemd of a guest: it has the name that rig/inside gave it."""
     told = Path("/run/systemd/container")
     return told.exists() and told.read_text().strip() == "hostguard"
 
@@ -20,7 +20,7 @@ if in_guest():
     outside = "it is driven from outside of a guest"
     left_out = ["rig: guests do not nest", f"vm: {outside}", f"package: {outside}", f"browser: {outside}"]
 elif "HOSTGUARD_TESTS_IN_GUEST" in os.environ:
-    raise SystemExit("tests/run wants these tests to run in a guest, and this is none")
+    raise SystemExit("tests/run wants these tests to run in a guest, and this machine is none")
 else:
     left_out = ["system: this is no guest of the rig; tests/run boots one"]
     if "HOSTGUARD_TESTS_VM" not in os.environ:
@@ -36,28 +36,39 @@ def pytest_report_header() -> list[str]:
     return [f"left out: tests/{line}" for line in left_out]
 
 
-# From 60 s down to 10 s: each share of the tests gets about as many of them.
+# Parts of the names of tests and files, from 60 s down to 10 s: each share gets about as many of these tests.
 LONG = (
-    "test_killed_at_random_moments",
-    "test_the_card_stops_for_a_minute_under_load",
-    "test_a_daemon_killed_at_any_moment",
-    "test_the_bus_is_lost_in_the_middle_of_a_start",
-    "test_pid_1_is_slow",
-    "test_all_of_the_guard_is_on_the_card",
-    "test_case_33",
-    "test_a_daemon_that_hangs",
-    "test_quickstart",
+    "killed_at_random_moments",
+    "the_card_stops_for_a_minute_under_load",
+    "merely_slow_has_fewer_turns",
+    "shows_what_the_guard_makes_of_a_card_that_stops",
+    "the_floor_makes_progress",
+    "a_stopped_card_is_seen",
+    "test_nothing_is_lost_or_doubled",
+    "pid_1_is_slow",
+    "whatever_ends_the_freezing_thaws",
+    "all_of_the_guard_is_on_the_card",
+    "what_an_operator_set_on_the_slice",
+    "the_way_home_waits",
+    "a_stop_is_shown_recorded",
+    "a_slow_line_a_dumb_terminal",
+    "any_moment_of_many_deliveries",
+    "case_33",
+    "idle_and_calm",
+    "a_guard_that_goes_is_told_of",
+    "a_daemon_killed_at_any_moment",
     "test_incident",
-    "test_nothing_more_is_posted_into_a_turn_that_is_stopped",
-    "test_a_mind_sleeps_and_wakes_from_the_command_line",
-    "test_killed_at_any_moment_of_many_deliveries",
-    "test_a_lost_answer_is_a_failure",
-    "test_the_guard_is_stopped_for_a_while",
+    "nothing_more_is_posted",
+    "test_acting",
+    "a_daemon_that_hangs",
+    "a_lost_answer_is_a_failure",
+    "the_guard_is_stopped_for_a_while",
+    "a_mind_sleeps_and_wakes",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave every n-th test, for tests/run, which has several guests at work."""
+    """Keep only this guest's share of the tests: tests/run has several guests at work."""
     share, _, of = os.environ.get("HOSTGUARD_TESTS_SHARE", "").partition("/")
     if of:
         dealt = sorted(items, key=lambda item: [long not in item.nodeid for long in LONG])
@@ -66,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell tests/run which tests failed."""
+    """Report failed tests to tests/run."""
     if report.failed and (failures := os.environ.get("HOSTGUARD_TESTS_FAILURES")):
         with open(failures, "a") as file:
             file.write(f"{report.nodeid}\n")
