@@ -1,0 +1,49 @@
+"""Who waits for which row."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hostguard.store.waiters import Waiters
+
+
+def test_all_who_wait_for_a_row_are_told_once():
+    async def work():
+        waiters = Waiters()
+        waiters.tell(1)  # nobody waits
+        with waiters.waiter(1) as first, waiters.waiter(1) as second, waiters.waiter(2) as other:
+            waiters.tell(1)
+            waiters.tell(1)
+            assert (first.done(), second.done(), other.done()) == (True, True, False)
+        with waiters.waiter(1) as third:
+            assert not third.done(), "what was told before is missed"
+        assert waiters._rows == {}
+
+    asyncio.run(work())
+
+
+def test_one_who_left_is_not_told():
+    async def work():
+        waiters = Waiters()
+        with waiters.waiter(1) as stays:
+            with waiters.waiter(1) as leaves:
+                pass
+            waiters.tell(1)
+            assert (stays.done(), leaves.done()) == (True, False)
+
+    asyncio.run(work())
+
+
+def test_the_rows_that_turns_wait_for():
+    waiters = Waiters()
+    with waiters.turn(None, 1):
+        assert waiters.units == {}, "a caller in no turn"
+    with waiters.turn("a", 1), waiters.turn("a", 2), waiters.turn("b", 1):
+        with waiters.turn("a", 1):
+            assert waiters.units == {"a": {1, 2}, "b": {1}}
+        assert waiters.units == {"a": {1, 2}, "b": {1}}, "it waits twice, and one wait is over"
+    assert waiters.units == {}
+    with waiters.turn("a", 1):
+        with waiters.turn("a", 2):
+            pass
+        assert waiters.units == {"a": {1}}
