@@ -160,6 +160,7 @@ def test_a_large_rest_goes_in_steps(tmp_path, monkeypatch):
             await put(queue, skipped())
         assert await queue.write(lambda db: trim(db, 2)) == 4
         assert await queue.write(lambda db: trim(db, 2)) == 3
+        assert await queue.write(lambda db: trim(db, 2)) == 0
 
     on_queue(tmp_path, step)
 
