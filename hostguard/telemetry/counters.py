@@ -12,14 +12,14 @@ from typing import Any
 
 from hostguard.core.outcome import row_of
 
-# Upper bounds in seconds. A scope comes up in some 3 ms at best (facts.md), a turn lasts minutes or hours.
+# Upper bounds in seconds. A scope starts in 3 ms at best (facts.md), a turn lasts minutes or hours.
 HANDOFF_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 HOLD_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-NEVER_RAN = ("not_started", "refused")  # outcomes of turns whose message no mind took
+NEVER_RAN = ("not_started", "refused")  # outcomes of turns whose message no mind accepted
 
 
 class Histogram:
-    """Counts observations by the bucket that they fall in; the last bucket is that above all bounds."""
+    """Counts observations by bucket; the last bucket is that above all bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -27,13 +27,13 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one; a value that is equal to a bound is in its bucket."""
+        """Count a value; one that equals a bound is in its bucket."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
 
 class Counters:
-    """Everything that is counted. Its size is bounded by the configured minds."""
+    """All counters. Their number is bounded by the configured minds."""
 
     def __init__(self) -> None:
         self.started: Counter[str] = Counter()  # turns, by mind

@@ -13,7 +13,7 @@ from hostguard.core.clock import now_ms
 from hostguard.systemd.journal import Journal
 
 Json = dict[str, Any]
-KEPT = 1000  # events in memory, for a client that comes back
+KEPT = 1000  # events in memory, for a client that reconnects
 BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, not our memory
 
 
@@ -37,8 +37,8 @@ class Event(StrEnum):
     MISSED = "missed"  # times of a schedule
     ASLEEP = "asleep"
     AWAKE = "awake"
-    ENFORCEMENT = "enforcement"  # how far a limit is applied changed
-    PRESSURE = "pressure"  # the level or the cap that it allows changed
+    ENFORCEMENT = "enforcement"  # how far a limit is applied has changed
+    PRESSURE = "pressure"  # the level or its cap has changed
     FROZEN = "frozen"
     THAWED = "thawed"
 

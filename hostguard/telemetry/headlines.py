@@ -1,4 +1,4 @@
-"""What there is to tell of the guard, the worst first: for `status` and `top`. Pure."""
+"""The state of the guard in a few lines, the worst first, for `status`, `top` and the report. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 INFO, WARN, BAD = range(3)
-Line = tuple[int, str, str]  # how bad it is, what it is about, and a sentence that is not `safe` yet
-TROUBLE_MS = 3_600_000  # for an hour one is told that there was trouble
+Line = tuple[int, str, str]  # severity, subject, and a sentence that is not `safe` yet
+TROUBLE_MS = 3_600_000  # past trouble is shown for an hour
 
 WHY = {
     "paused": "all are paused: hostguard resume",
@@ -27,13 +27,13 @@ WHY = {
     "no_systemd": "systemd does not answer",
     "no_writes": "the disk takes no writes",
 }
-BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons that a turn is the cause of
+BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons with a turn as their cause
 QUIET = ("idle", "asleep")  # states of a mind
-WEAK = {"partial": "in part", "inert": "not at all"}
+WEAK = {"inert": "not enforced", "partial": "enforced only in part"}
 
 
 def news(status: Any, now: int) -> list[Line]:
-    """A line for each thing; `status` as GET /v1/status has it, `now` in ms since the epoch."""
+    """The lines for the answer of GET /v1/status; `now` is ms since the epoch."""
     if status["state"] == "not_running":
         return [(BAD, "daemon", "is not running"), (INFO, "running", turns(status["turns"]))]
     lines = [
@@ -51,7 +51,7 @@ def news(status: Any, now: int) -> list[Line]:
 
 
 def hold_text(hold: Any, mind: str) -> str:
-    """Why a delivery of a mind waits, in words, and behind what; `hold` as the API has it: None, if not."""
+    """Why a delivery of a mind waits and behind what, in words; `hold` as in the API, None if it does not."""
     if not hold:
         return ""
     reason, blocker = str(hold["reason"]), hold["blocker"]
@@ -60,18 +60,18 @@ def hold_text(hold: Any, mind: str) -> str:
         return f"{text}: {blocker}"
     if reason not in BUSY or not blocker:
         return text
-    # Units have no space in them; a cap of 0 is told of in words.
+    # A unit contains no space; a cap of 0 comes as words.
     return f"{text}: {blocker}" if " " in blocker else f"{text}, behind {_turn(blocker)}"
 
 
 def _turn(unit: str) -> str:
-    """A turn's scope by its turn's id, which ends its name (see units.py); another unit as it is."""
+    """A turn's scope as "turn ID", which ends its name (see units.py); another unit unchanged."""
     ours, _, turn = unit.removesuffix(".scope").rpartition("-")
     return f"turn {turn}" if ours.startswith("hostguard-turn-") else unit
 
 
 def waits(mind: Any, status: Any, now: int) -> str:
-    """How long the first delivery of a mind waits; "" if none does."""
+    """How long the first delivery of a mind has waited; "" if none waits."""
     hold = mind.get("hold")
     if not hold:
         return ""
@@ -81,14 +81,14 @@ def waits(mind: Any, status: Any, now: int) -> str:
 
 
 def busy_minds(status: Any) -> list[Any]:
-    """The minds that do something, or wait: those that wait longest first."""
+    """The minds that work or wait, the longest waits first."""
     busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
-    # By when it began, and not by how long ago: that is told to the ms, of a moment of each mind's own.
+    # By the beginning of the wait: its length is measured at a slightly different moment for each mind.
     return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since") or 0))
 
 
 def written(status: Any) -> dict[str, int]:
-    """Bytes by mind, of the live turns and of those that ended since the guard's start; most first."""
+    """Bytes written by mind, by turns that live or ended since the guard's start; most first."""
     by_mind = {mind["name"]: mind.get("write_bytes") or 0 for mind in status.get("minds", [])}
     for turn in status["live"]:
         by_mind[turn["mind"]] = by_mind.get(turn["mind"], 0) + (turn.get("write_bytes") or 0)
@@ -96,24 +96,24 @@ def written(status: Any) -> dict[str, int]:
 
 
 def running(status: Any) -> str:
-    """How many turns run, and how many may: the cap, and what pressure makes of it."""
+    """How many turns run and how many may, by the cap and by pressure."""
     live, cap, effective = status["turns"], status["cap"], status["effective_cap"]
     text = "no cap" if cap is None else f"cap {cap}"
     if effective not in (None, cap):
         text = f"only {effective} at a time now ({text})"
-    # A cap that was lowered ends no turn: more run than may, for a while.
+    # Lowering a cap ends no turn: for a while more run than may.
     finish = ", which may finish; " if effective is not None and live > effective else ", "
     return f"{turns(live)}{finish}{text}"
 
 
 def turns(count: int) -> str:
-    """So many turns, in words."""
+    """A number of turns in words."""
     return f"{count or 'no'} {'turn' if count == 1 else 'turns'}"
 
 
 def _broken(status: Any) -> Iterator[Line]:
     if status["state"] == "no_systemd":
-        yield BAD, "systemd", "does not answer: nothing is started until it does, running turns go on"
+        yield BAD, "systemd", "does not answer: nothing starts until it does; running turns continue"
     for problem in status.get("problems", []):
         yield BAD, "problem", problem["text"]
 
@@ -134,12 +134,12 @@ def _disk(status: Any, now: int) -> Iterator[Line]:
 
 
 def _acted(status: Any, now: int) -> Iterator[Line]:
-    """What the guard does for the disk's sake, or did within TROUBLE_MS."""
+    """What the guard does against a slow disk, or did within TROUBLE_MS."""
     pressure = status.get("pressure") or {}
     if pressure.get("frozen"):
-        yield WARN, "guard", f"keeps frozen for a moment: {', '.join(pressure['frozen'])}"
+        yield WARN, "guard", f"keeps these frozen for a moment: {', '.join(pressure['frozen'])}"
     if pressure.get("tightened"):
-        yield WARN, "guard", "lets all turns write more slowly"
+        yield WARN, "guard", "limits the writes of all turns"
     episode = _last_trouble(pressure.get("changes", []))
     cap, effective, step = status["cap"], status["effective_cap"], pressure.get("next_step_in_s")
     if effective != cap:
@@ -155,7 +155,7 @@ def _acted(status: Any, now: int) -> Iterator[Line]:
 
 
 def _last_trouble(changes: list[Any]) -> list[Any]:
-    """The changes from the last time that it was calm and nothing was limited, to the next such, or now."""
+    """The changes of the last trouble: until it was calm and nothing was limited again, or until now."""
     last: list[Any] = []
     over = True
     for change in changes:
@@ -181,14 +181,14 @@ def _paused(status: Any) -> Iterator[Line]:
 
 
 def _weak(status: Any) -> Iterator[Line]:
-    """Configured limits that the kernel does not apply, or not wholly."""
-    weak = [
-        f"{item['limit']} {WEAK[item['label']]}"
-        for item in status.get("enforcement", [])
-        if item["label"] in WEAK
-    ]
+    """Configured limits that the kernel does not apply, or only in part."""
+    weak = []
+    for label, words in WEAK.items():
+        names = [item["limit"] for item in status.get("enforcement", []) if item["label"] == label]
+        if names:
+            weak.append(f"{words}: {', '.join(names)}")
     if weak:
-        yield WARN, "enforced", f"{', '.join(weak)} (hostguard doctor)"
+        yield WARN, "limits", f"{'; '.join(weak)} (hostguard doctor)"
 
 
 def _waiting(status: Any, now: int) -> str:
@@ -199,15 +199,15 @@ def _waiting(status: Any, now: int) -> str:
     if not minds:
         return f"{status['held']}{later}"
     first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
-    told = f"{first['name']} for {waits(first, status, now)}: {hold_text(first['hold'], first['name'])}"
-    return f"{status['held']}{later}; the longest {told}"
+    longest = f"{first['name']} for {waits(first, status, now)}: {hold_text(first['hold'], first['name'])}"
+    return f"{status['held']}{later}; the longest {longest}"
 
 
 def _written(status: Any) -> Iterator[Line]:
     most = [(name, count) for name, count in written(status).items() if count]
     if most:
-        told = ", ".join(f"{name} {size(count)}" for name, count in most[:3])
-        yield INFO, "written", f"most by {told}, since the daemon's start"
+        named = ", ".join(f"{name} {size(count)}" for name, count in most[:3])
+        yield INFO, "written", f"most by {named}, since the daemon's start"
 
 
 def _daemon(status: Any) -> str:

@@ -1,4 +1,4 @@
-"""What happened on the host in a span of time, made of what is stored, noted and live. Pure.
+"""Summarizes a span of time from what is stored, in memory and live. Pure.
 
 The span is cut into equal steps; everything over time is a list with a value for each step.
 """
@@ -16,7 +16,7 @@ from hostguard.telemetry.timeline_rows import Ended
 
 Json = dict[str, Any]
 
-STEPS_MAX = 168  # a week of hours; as many as a phone has columns to show
+STEPS_MAX = 168  # a week of hours; as many as a phone can show
 _SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
 WIDTHS = (
     *(seconds * _SECOND for seconds in (10, 30)),
@@ -24,8 +24,8 @@ WIDTHS = (
     *(hours * _HOUR for hours in (1, 2, 3, 6, 12)),
     _DAY,
 )
-SPAN_MAX = 35 * _DAY  # as long as anything is kept: see history_db.py
-SERIES = 7  # minds with a line of their own: more colours are not told apart
+SPAN_MAX = 35 * _DAY  # as long as anything is stored: see timeline_rows.py
+SERIES = 7  # minds with a series of their own: more colours are hard to distinguish
 
 
 @dataclass
@@ -38,22 +38,22 @@ class _Mind:
     cpu_ms: int | None = None
     read_bytes: int | None = None
     write_bytes: int | None = None
-    busy: list[float] = field(default_factory=list)  # turns at a time, in each step
+    busy: list[float] = field(default_factory=list)  # turns at a time in each step
 
     def use(self, amounts: Mapping[str, int | None]) -> None:
-        """Add what a turn used, as far as that is known."""
+        """Add the known usage of a turn."""
         for name in ("cpu_ms", "read_bytes", "write_bytes"):
             if (amount := amounts[name]) is not None:
                 setattr(self, name, (getattr(self, name) or 0) + amount)
 
 
 def width_of(span_ms: int) -> int:
-    """ms of a step: the least in WIDTHS of which STEPS_MAX make the span."""
+    """The width of a step in ms: the least in WIDTHS with at most STEPS_MAX steps."""
     return next((width for width in WIDTHS if span_ms <= width * STEPS_MAX), WIDTHS[-1])
 
 
 def begin_of(now: int, span_ms: int) -> int:
-    """ms since the epoch: where the first step begins, which the span begins in."""
+    """The beginning of the first step, in ms since the epoch."""
     width = width_of(span_ms)
     return (now - span_ms) // width * width
 
@@ -102,7 +102,7 @@ def make(
         "status": status,
         "minds": [_shown(name, one) for name, one in sorted(minds.items(), key=_busiest)],
         "turns": _series(minds),
-        "known": [step is not None for step in seen],  # else a cap of null means: any number
+        "known": [step is not None for step in seen],  # if true, a cap of null means no limit
         "level": [LEVELS[step.level] if step else None for step in seen],
         "cap": [step.cap if step else None for step in seen],
         "held": [step.held if step else None for step in seen],
@@ -112,7 +112,7 @@ def make(
 
 
 def _run(mind: _Mind, start: int, end: int, begin: int, width: int) -> None:
-    """Count a turn into the steps in which it ran."""
+    """Add a turn to the steps in which it ran."""
     start = max(start, begin)
     mind.run_ms += max(0, end - start)
     at, last = (start - begin) // width, len(mind.busy) - 1
@@ -143,12 +143,12 @@ def _shown(name: str, mind: _Mind) -> Json:
 
 
 def quantile(ordered: Sequence[int], share: float) -> int | None:
-    """The least value that this share of all does not exceed (nearest rank); None of none."""
+    """The quantile by nearest rank; None of no values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def _series(minds: Mapping[str, _Mind]) -> list[Json]:
-    """Turns at a time, for the busiest minds, and for all others together."""
+    """Turns at a time, for the busiest minds and for all others together."""
     ranked = sorted(minds.items(), key=_busiest)
     rest = [one.busy for _, one in ranked[SERIES:]]
     series: list[Json] = [{"mind": name, "busy": _rounded(one.busy)} for name, one in ranked[:SERIES]]

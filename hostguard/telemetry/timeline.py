@@ -1,7 +1,7 @@
-"""How the host was: the cap, the pressure, what ran and waited, how slow the disk was, its troubles. Pure.
+"""The state of the host over time: cap, pressure, running and waiting turns, the disk, incidents. Pure.
 
-A Point tells the worst of some seconds, and what held from then on until the next: while nothing changes
-there is none. Turns, and what each waited, wrote and used, are in the database anyway; see history_db.py.
+A Point is the worst of some seconds, and holds until the next: while nothing changes there is none. Turns,
+with their waits and usage, are in the database anyway; see timeline_rows.py.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from hostguard.core.settings import Level
 GRAIN = 10_000  # ms: of a point
 POINTS_KEPT = 2160  # in memory, some 200 bytes each: six hours of work without a pause
 INCIDENTS_KEPT = 100
-APART_MS = 60_000  # trouble that comes back sooner belongs to the same incident
+APART_MS = 60_000  # trouble that returns sooner belongs to the same incident
 LEVELS = tuple(Level)  # from calm to stalled: a rank is an index of this
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look, or the worst of several. `cap`: how many turns may run; None: any number."""
+    """One observation, or the worst of several. `cap`: how many turns may run; None = no limit."""
 
     level: int = 0  # rank in LEVELS
     cap: int | None = None
     turns: int = 0
     held: int = 0
-    await_ms: int | None = None  # what a request of the disk took; None: none was made
+    await_ms: int | None = None  # that a request of the disk took; None: there was none
 
     def worst(self, other: Seen) -> Seen:
-        """The worst of both, each value for itself."""
+        """The worst of both, value by value."""
         return Seen(
             max(self.level, other.level),
             min((cap for cap in (self.cap, other.cap) if cap is not None), default=None),
@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """From `at` (ms since the epoch) on. `first`: the guard was just started, and knows of nothing before."""
+    """The state from `at` (ms since the epoch) on. `first`: the guard has just started."""
 
     at: int
     seen: Seen
@@ -52,17 +52,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What pressure says and does now, beyond a Seen; `evidence` is "" where it is of no trouble any more."""
+    """The details of an incident, as of now. `evidence` is "" once the disk is well again."""
 
     evidence: str
     configured: int | None  # cap
-    frozen: int = 0  # turns that stand still
+    frozen: int = 0  # turns
     tightened: int | None = None  # bytes/s that all turns may write together
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The disk was not calm from `at` to `until` (ms since the epoch; None: it still is), and what was done.
+    """The disk was not calm from `at` to `until` (ms since the epoch; None: until now), and what was done.
 
     `level` and `evidence` are those of its worst moment; `cap` is the lowest, `frozen` the most at a time.
     """
@@ -83,19 +83,19 @@ class Timeline:
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=POINTS_KEPT)
         self.incidents: deque[Incident] = deque(maxlen=INCIDENTS_KEPT)
-        self._last = Seen()  # the last look
-        self._grain = 0  # of which it was
+        self._last = Seen()  # the last observation
+        self._grain = 0  # of _last
         self._begun = False
 
     def known(self) -> list[Point]:
-        """The points, and what holds after the last of them."""
+        """The points, and the state after the last of them."""
         points = list(self.points)
         if points and _lasting(points[-1].seen) != self._last:
             points.append(Point(self._grain + GRAIN, self._last))
         return points
 
     def note(self, now: int, seen: Seen, trouble: Trouble) -> None:
-        """One look at `now`, in ms since the epoch."""
+        """Note an observation at `now`, in ms since the epoch."""
         if seen == self._last and _grain(now) == self._grain and seen.level == 0:
             return  # as most are
         self._note_point(now, seen)
@@ -107,7 +107,7 @@ class Timeline:
         while self.points and _grain(self.points[-1].at) > grain:
             self.points.pop()  # the clock was set back
         if not self._begun or not self.points:
-            # Not at its beginning: the guard before this one may have noted the same one.
+            # Not at the start of the grain: the previous guard may have noted that one.
             self.points.append(Point(grain if self._begun else at, seen, first=not self._begun))
             self._begun = True
             return
@@ -119,7 +119,7 @@ class Timeline:
         if last.at < after.at < grain:
             self.points.append(after)
             last = after
-        # No point for an earlier look of this grain: then the last one's was as bad.
+        # If this grain has no point yet, the state before it was as bad.
         now = (_lasting(last.seen) if self._grain == grain else self._last).worst(seen)
         if now.await_ms is not None or now != _lasting(last.seen):
             self.points.append(Point(grain, now))
@@ -156,7 +156,7 @@ def _lasting(seen: Seen) -> Seen:
 
 
 def coarse(points: Sequence[Point], width: int) -> Iterator[Point]:
-    """The points, one in each `width` ms: the worst, and what holds after it, if that is not as bad."""
+    """One point for each `width` ms: the worst, and the state after it, if that is better."""
     group: list[Point] = []
     for point, after in pairwise([*points, None]):
         assert point is not None
@@ -179,9 +179,9 @@ def _worst(seen: Iterable[Seen]) -> Seen:
 
 
 def steps(points: Sequence[Point], begin: int, width: int, count: int) -> list[Seen | None]:
-    """The worst of each of `count` spans of `width` ms from `begin` on; None: nothing is known of it.
+    """The worst of each of `count` spans of `width` ms from `begin` on; None if nothing is known.
 
-    Points are in order of time. From the last one before a start of the guard to that start nothing ran.
+    Points are in order of time. Between the last one before a start of the guard and that start nothing ran.
     """
     found: list[Seen | None] = []
     carried: Seen | None = None

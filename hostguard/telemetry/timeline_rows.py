@@ -1,6 +1,6 @@
-"""What is read and written of the history: functions of a connection, for hostguard.store.writer.
+"""The timeline in the database: functions of a connection, for hostguard.store.writer.
 
-Most of what a report tells of turns is in their rows anyway.
+Most of what a report shows of turns is in their own rows.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from hostguard.store.connection import Connection
 from hostguard.telemetry.timeline import Incident, Point, Seen
 
 DAY = 86_400_000  # ms
-POINTS_AGE = 35 * DAY  # a month, and some days to look back on it
-POINTS_MAX = 5_100  # rows, some 30 bytes each: what 35 days of ten minutes can have
-INCIDENTS_MAX = 1_000  # rows, some 120 bytes each
-ROWS_MAX = 100_000  # of the newest deliveries are looked at: a second's work for a Pi
+POINTS_AGE = 35 * DAY  # a month and some days
+POINTS_MAX = 5_100  # rows of some 30 bytes: 35 days of ten minutes
+INCIDENTS_MAX = 1_000  # rows of some 120 bytes
+ROWS_MAX = 100_000  # newest deliveries that are read: a second's work for a Pi
 
 
 class Ended(NamedTuple):
-    """A delivery whose turn is over; `starts` says whether it began the turn, or only went into it.
+    """A delivery whose turn is over; `starts`: it began the turn, others were folded into it.
 
-    Times in ms since the epoch, spans in ms; None: not known.
+    Times are ms since the epoch, spans are ms; None = not known.
     """
 
     mind: str
@@ -37,7 +37,7 @@ class Ended(NamedTuple):
 
 
 def store(db: Connection, points: Iterable[Point], incidents: Iterable[Incident], now: int) -> None:
-    """Add to what is stored, and drop what is too old, or too much."""
+    """Store points and incidents, and delete those that are too old or too many."""
     db.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
@@ -56,20 +56,20 @@ def store(db: Connection, points: Iterable[Point], incidents: Iterable[Incident]
 
 
 def points(db: Connection, since: int) -> list[Point]:
-    """The points from the last one before `since` on, in order."""
+    """The points after `since` and the last one before it, in order."""
     first = db.execute("SELECT max(at) FROM points WHERE at <= ?", (since,)).fetchone()[0]
     rows = db.execute("SELECT * FROM points WHERE at >= ? ORDER BY at", (since if first is None else first,))
     return [Point(at, Seen(*seen), bool(begun)) for at, *seen, begun in rows]
 
 
 def incidents(db: Connection, since: int) -> list[Incident]:
-    """The incidents that were not over at `since`, in order."""
+    """The incidents that ended after `since` or still last, in order."""
     rows = db.execute("SELECT * FROM incidents WHERE coalesce(until, at) >= ? ORDER BY at", (since,))
     return [Incident(*row) for row in rows]
 
 
 def ended(db: Connection, since: int) -> list[Ended]:
-    """The deliveries of turns that ended since then, in order of id; of failed attempts only the last."""
+    """The deliveries whose turns ended since then, by id; of failed attempts only the last."""
     rows = db.execute(
         "SELECT mind, turn = id OR turn LIKE id || '.%', started_at, ended_at, attempts,"
         " json_extract(result, '$.held_ms'), json_extract(result, '$.held_for'),"

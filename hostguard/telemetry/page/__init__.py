@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing else: no network, no library. Pure, but for its two files.
+"""A report as one HTML page that needs no network and no library. Pure, except that it reads two files.
 
-What minds, senders or the kernel wrote stands in it escaped, and with what is not printable shown as on a
-terminal. Its style and script are its own, and its policy lets no other run.
+Text from minds, senders and the kernel is escaped, with unprintable characters shown as on a terminal. Its
+policy allows no style or script but its own.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from hostguard.telemetry.page.overtime import over_time
 from hostguard.telemetry.page.tables import incidents, minds, running, waiting
 
 SPANS = ((1, "hour"), (24, "day"), (168, "week"))  # hours, of the live page's links
-CLASSES = ("fine", "strained", "stalled")  # by how bad news is
+CLASSES = ("fine", "strained", "stalled")  # by severity
 
 EMPTY = """
 <h2>Nothing has run in this time</h2>
-<p>Once minds work, this page shows when each ran, what waited and for what, how slow the disk was, and what
-hostguard did about it. To see it at work:</p>
+<p>Once minds work, this page shows when each ran, what waited and why, how slow the disk was, and what
+hostguard did about it. To try it:</p>
 <pre><code>hostguard mind add ada --command /bin/true --user nobody
 hostguard reload
 hostguard send @ada hello
 hostguard report</code></pre>
 <p><code>hostguard demo</code> replays the incident that hostguard is for;
-<code>hostguard report --since 7d</code> looks further back.</p>
+<code>hostguard report --since 7d</code> covers a longer time.</p>
 """
 
 
 def text(value: object) -> str:
-    """Any text, as HTML."""
+    """Any text as HTML."""
     return escape(safe(value))
 
 
@@ -50,7 +50,7 @@ def load() -> None:
 
 
 def policy(*, live: bool) -> str:
-    """The Content-Security-Policy: its own style and script; and, live, requests to where it is from."""
+    """The Content-Security-Policy: its own style and script; if `live`, also requests to its origin."""
     style, script = (
         f"'sha256-{b64encode(sha256(_file(name).encode()).digest()).decode()}'"
         for name in ("report.css", "report.js")
@@ -63,9 +63,9 @@ def policy(*, live: bool) -> str:
 
 
 def render(report: Any, host: str, live_hours: int | None = None, steer: bool = False) -> str:
-    """The page of a report as GET /v1/report has it, of this host.
+    """The page of a report from GET /v1/report of this host.
 
-    `live_hours`: it is served, refreshes itself, and shows so many hours; `steer`: and may act.
+    `live_hours`: the page is served, refreshes itself and shows this many hours; `steer`: it may act.
     """
     live = live_hours is not None
     title = f"hostguard on {host}"
@@ -89,7 +89,7 @@ def render(report: Any, host: str, live_hours: int | None = None, steer: bool = 
 </header>
 <main id="report" data-title="{text(title)}">
 <p class="faint">The last {duration(report["span_ms"] / 1000)}, to {text(clock(report["to"]))}.
-{"" if report["complete"] else "The disk does not answer now: what is stored is missing."}</p>
+{"" if report["complete"] else "The disk does not answer now: stored data is missing."}</p>
 {_body(report, steer)}
 </main>
 <footer class="faint">
@@ -136,4 +136,4 @@ def _news(status: Any, now: int) -> str:
         level = CLASSES[bad] if bad > INFO or about == "disk" else ""
         mark = "Trouble: " if bad == BAD else ""
         lines.append(f'<li class="{level}">{mark}<b>{text(about.capitalize())}</b> {text(said)}</li>')
-    return f'<ul class="news" aria-label="How it is, the worst first">{"".join(lines)}</ul>'
+    return f'<ul class="news" aria-label="State, the worst first">{"".join(lines)}</ul>'

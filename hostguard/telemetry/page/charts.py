@@ -1,7 +1,7 @@
-"""The charts of the page, as SVG with nothing in it that is not ours. Pure.
+"""The charts of the page, as SVG. Pure.
 
-A step is 10 units wide, a chart 100 high; the page stretches them to its width, so they hold no text but
-titles. Labels are the page's own.
+A step is 10 units wide, a chart 100 high; the page stretches charts to its width, so they contain no text
+but titles. Labels are HTML.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 STEP = 10
 TALL = 100.0
-OUT_OF_SIGHT = 4  # a cap so many times the most that ran is not drawn: it would flatten the rest
-HEADROOM = 1.08  # so that a cap that is reached is seen
+OUT_OF_SIGHT = 4  # a cap this many times the most that ran is not drawn: it would flatten the rest
+HEADROOM = 1.08  # so that a reached cap is visible
 Text = Callable[[int], str]
 
 
 def turns(report: Any, describe: Text, title: str) -> tuple[str, float]:
-    """Turns at a time, stacked by mind, below the cap; and what the top of the chart stands for."""
+    """Turns at a time, stacked by mind, with the cap; and the value at the top of the chart."""
     busy = [series["busy"] for series in report["turns"]]
     sums = [sum(step) for step in zip(*busy, strict=True)] or [0.0] * len(report["cap"])
     most = max(1, math.ceil(max(sums, default=0)))
@@ -44,7 +44,7 @@ def turns(report: Any, describe: Text, title: str) -> tuple[str, float]:
 
 
 def levels(report: Any, title: str) -> str:
-    """A strip: half high where the disk was strained, and full where it was stalled."""
+    """A strip: half high where the disk was strained, full where it was stalled."""
     boxes = {"strained": "", "stalled": ""}
     for i, level in enumerate(report["level"]):
         if level in boxes:
@@ -54,7 +54,7 @@ def levels(report: Any, title: str) -> str:
 
 
 def bars(name: str, values: Sequence[int | None], height: Callable[[int], float], title: str) -> str:
-    """A bar for each value that is not 0, as high as `height` says, from 0 to 1."""
+    """A bar for each value but 0, of a `height` from 0 to 1."""
     path = "".join(_box(i, 0, height(value)) for i, value in enumerate(values) if value)
     return _svg(name, "low", len(values), title, f'<path class="{name}" d="{path}"/>')
 
@@ -73,7 +73,7 @@ def _box(step: int, low: float, high: float) -> str:
 
 
 def _line(heights: Sequence[float | None]) -> str:
-    """A line of steps at these heights (0 is the top), with gaps where there is none."""
+    """A line of steps at these heights (0 is the top), with gaps for None."""
     parts: list[str] = []
     before: float | None = None
     for i, height in enumerate(heights):

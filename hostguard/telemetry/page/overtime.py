@@ -1,4 +1,4 @@
-"""What happened over time: the charts with their labels, and the same as a table. Pure."""
+"""The charts over time with their labels, and their data as a table. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ QUICK_MS = 1.0  # at the bottom of the chart of the disk, whose scale is logarit
 
 
 def over_time(report: Any) -> str:
-    """All charts below each other, on the same scale of time."""
+    """All charts, with the same time axis."""
     step = duration(report["step_ms"] / 1000)
-    chart, top = charts.turns(report, lambda at: _told(report, at), _title(report))
+    chart, top = charts.turns(report, lambda at: _described(report, at), _title(report))
     held = [value or 0 for value in report["held"]]
     waits = [value or 0 for value in report["await_ms"]]
     most, slowest = max(held, default=0), max(10.0, *waits) if waits else 10.0
@@ -26,7 +26,7 @@ def over_time(report: Any) -> str:
     parts = [
         '<h2 id="time-title">Over time</h2>',
         _figure(
-            f"<b>Turns at a time</b>, by mind; the line is how many might run. A step is {step}.",
+            f"<b>Turns at a time</b>, by mind; the line is how many could run. A step is {step}.",
             chart, (whole, "0"), _times(report),
         ),
         _keys(report),
@@ -69,7 +69,7 @@ def _figure(caption: str, chart: str, scale: tuple[str, str], times: str) -> str
 
 
 def _clock(report: Any, at: int) -> str:
-    """When a step begins, as short as the span allows."""
+    """The beginning of a step, as short as the span allows."""
     seconds = ":%S" if report["step_ms"] < MINUTE_MS else ""
     pattern = f"%H:%M{seconds}" if report["span_ms"] <= 1.5 * DAY_MS else "%a %d, %H:%M"
     return time.strftime(pattern, time.localtime((report["from"] + at * report["step_ms"]) / 1000))
@@ -105,13 +105,14 @@ def _title(report: Any) -> str:
 
 
 def _pressure(report: Any) -> str:
-    counts = {level: report["level"].count(level) for level in ("strained", "stalled")}
-    told = [f"{level} in {count} of {len(report['level'])} steps" for level, count in counts.items() if count]
-    return f"The disk was {' and '.join(told)}." if told else "The disk was calm all the time."
+    levels = report["level"]
+    counts = {level: levels.count(level) for level in ("strained", "stalled")}
+    parts = [f"{level} in {count} of {len(levels)} steps" for level, count in counts.items() if count]
+    return f"The disk was {' and '.join(parts)}." if parts else "The disk was calm all the time."
 
 
 def _cells(report: Any, at: int) -> list[str]:
-    """What a step shows, beside its minds."""
+    """The cells of a step after those of its minds."""
     cap = "-" if not report["known"][at] else "any" if report["cap"][at] is None else str(report["cap"][at])
     took = report["await_ms"][at]
     return [
@@ -122,7 +123,7 @@ def _cells(report: Any, at: int) -> list[str]:
     ]
 
 
-def _told(report: Any, at: int) -> str:
+def _described(report: Any, at: int) -> str:
     level, cap, held, took = _cells(report, at)
     ran = [
         f"{safe(name)} {series['busy'][at]:.2g}"
@@ -140,7 +141,7 @@ def _quiet(report: Any, at: int) -> bool:
 
 
 def _table(report: Any) -> str:
-    """The steps in which anything was."""
+    """The steps in which something happened."""
     heads = ["From", *(safe(name) for name in _names(report)), "Disk", "Cap", "Held", "A request took"]
     rows = [
         [
@@ -154,7 +155,7 @@ def _table(report: Any) -> str:
     top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     body = "".join(_row(row) for row in rows)
     return f"""<details id="steps"><summary>The charts as a table</summary>
-<p class="faint" id="steps-told">Turns at a time of each mind; steps in which nothing was are left out.</p>
+<p class="faint" id="steps-told">Turns at a time of each mind; steps without any activity are left out.</p>
 <div class="scroll" role="region" tabindex="0" aria-labelledby="time-title">
 <table aria-labelledby="time-title" aria-describedby="steps-told">
 <thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>"""

@@ -9,8 +9,8 @@ from typing import Any
 from hostguard.core.text import clock, duration, ms, safe, size
 from hostguard.telemetry.headlines import WHY, busy_minds, hold_text, turns, waits
 
-WAITING_SHOWN = 8  # minds: what follows is not to be pushed off the screen
-Cell = tuple[str, float | None]  # what it shows, as HTML; and the number by which it sorts
+WAITING_SHOWN = 8  # minds, so that what follows stays on the screen
+Cell = tuple[str, float | None]  # its HTML, and the number by which it sorts
 
 
 def running(live: Sequence[Any], now: int, steer: bool) -> str:
@@ -40,7 +40,7 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
 
 
 def waiting(status: Any, now: int) -> str:
-    """The minds whose messages wait, and for what; who waits longest is first."""
+    """The minds whose messages wait, and why; the longest wait first."""
     held = [mind for mind in busy_minds(status) if mind.get("hold")]
     rows = [
         [
@@ -51,14 +51,14 @@ def waiting(status: Any, now: int) -> str:
         ]
         for mind in held[:WAITING_SHOWN]
     ]
-    told = "Messages held, how long the first of them waits, and why. None is lost."
+    caption = "Messages held, how long the first of them has waited, and why. None is lost."
     if len(held) > WAITING_SHOWN:
-        told += f" The first {WAITING_SHOWN} of {len(held)} minds; hostguard minds lists all."
-    return _table("waiting", "What waits now", told, ["Mind", "Held", "For", "Why"], rows)
+        caption += f" The first {WAITING_SHOWN} of {len(held)} minds; hostguard minds lists all."
+    return _table("waiting", "What waits now", caption, ["Mind", "Held", "For", "Why"], rows)
 
 
 def minds(rows: Sequence[Any]) -> str:
-    """What each mind did in the time of the report."""
+    """What each mind did in the span of the report."""
     heads = [
         "Mind", "Turns", "Failed", "Waited, median", "Waited, 95 %", "Ran", "CPU", "Read", "Written",
         "Waited mostly, as",
@@ -78,11 +78,11 @@ def minds(rows: Sequence[Any]) -> str:
         ]
         for mind in rows
     ]
-    told = (
+    caption = (
         "The busiest first. Failed attempts were tried again. “-”: nothing is known, as for turns of"
         " hostguard run."
     )
-    return _table("minds", "Minds", told, heads, cells)
+    return _table("minds", "Minds", caption, heads, cells)
 
 
 def _reason(reason: str | None, mind: str) -> str:
@@ -92,7 +92,7 @@ def _reason(reason: str | None, mind: str) -> str:
 
 
 def incidents(found: Sequence[Any], now: int) -> str:
-    """When the disk was in trouble, and what the guard did; the newest first."""
+    """When the disk was in trouble and what the guard did, the newest first."""
     title = '<h2 id="incidents-title">Incidents</h2>'
     if not found:
         return f"{title}\n<p>The disk was in no trouble in this time.</p>"
@@ -102,7 +102,7 @@ def incidents(found: Sequence[Any], now: int) -> str:
 
 def _incident(one: Any, now: int) -> str:
     lasts = duration(max(0, (one["until"] or now) - one["at"]) / 1000)
-    until = f"for {lasts}" if one["until"] is not None else f"for {lasts}, and still is"
+    until = f"for {lasts}" if one["until"] is not None else f"for {lasts}, until now"
     did = "; ".join(_did(one)) or "the guard had nothing to do"
     return (
         f"<b>{_text(clock(one['at']))}</b> The disk was {_text(one['level'])} {until}:"
@@ -128,7 +128,7 @@ def _number(value: Any, shown: Any) -> Cell:
     return ("-", -1.0) if value is None else (_text(shown(value)), float(value))
 
 
-def _table(name: str, title: str, told: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def _table(name: str, title: str, caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     numeric = [any(cell[i][1] is not None for cell in rows if i < len(cell)) for i in range(len(heads))]
     top = "".join(
         f'<th scope="col"{" class=n" if right else ""}>{head}</th>'
@@ -136,7 +136,7 @@ def _table(name: str, title: str, told: str, heads: Sequence[str], rows: Sequenc
     )
     body = "".join(f"<tr>{''.join(_cell(i, cell) for i, cell in enumerate(row))}</tr>" for row in rows)
     return (
-        f'<h2 id="{name}-title">{title}</h2>\n<p class="faint" id="{name}-told">{told}</p>\n'
+        f'<h2 id="{name}-title">{title}</h2>\n<p class="faint" id="{name}-told">{caption}</p>\n'
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}-title">'
         f'<table id="{name}" aria-labelledby="{name}-title" aria-describedby="{name}-told">'
         f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,12 @@ def host(guard: Guard) -> Iterator[GuardedHost]:
     SAID.unlink(missing_ok=True)
     state = Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
     shutil.copy(LEFT / "queue.db", state)
+    with (
+        closing(sqlite3.connect(state / "queue.db")) as db,
+        db,
+    ):  # no schedule was missed; one would wake alice
+        seen = "UPDATE settings SET value = json_set(value, '$.seen', ?) WHERE name LIKE 'fired.%'"
+        assert db.execute(seen, (time.time_ns() // 1_000_000,)).rowcount == 2
     Path("/etc/hostguard").mkdir(exist_ok=True)
     shutil.copy(LEFT / "bob.json", "/etc/hostguard")
     guard.start((LEFT / "hostguard.toml").read_text(), state)

@@ -44,7 +44,7 @@ STALLED = """\
 !! disk     stalled for 12s: 3 requests in flight, none completed for 13.5 s
 !  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
-!  enforced io_weight not at all (hostguard doctor)
+!  limits   not enforced: io_weight (hostguard doctor)
    waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resume…
    running  2 turns, which may finish; only 1 at a time now (cap 2)
    written  most by ada 46.0 MiB, since the daemon's start
@@ -144,8 +144,8 @@ STALL = [change(300, "stalled", 1), change(280, "calm", 1), change(260, "calm", 
             pressure(cap=1, admit=1, next_step_in_s=14.2, changes=[*STALL, change(40, "stalled", 1), change(20, "calm", 1)]),
             [(WARN, "has allowed 1 turn at a time, not 2, for 40s; 1 more in 14s if calm")],
         ),
-        (pressure("stalled", frozen=["a.scope"]), [(WARN, "keeps frozen for a moment: a.scope")]),
-        (pressure("strained", tightened=True), [(WARN, "lets all turns write more slowly")]),
+        (pressure("stalled", frozen=["a.scope"]), [(WARN, "keeps these frozen for a moment: a.scope")]),
+        (pressure("strained", tightened=True), [(WARN, "limits the writes of all turns")]),
     ],
 )  # fmt: skip
 def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]) -> None:
@@ -238,7 +238,7 @@ def test_who_writes_most_counts_live_turns_and_those_that_ended() -> None:
         ({"state": "paused", "pressure": pressure("stalled")}, "disk"),
         ({"state": "paused", "pressure": pressure("calm")}, "paused"),
         ({"pressure": pressure("strained"), "paused_minds": ["a"]}, "disk"),
-        ({"enforcement": [{"limit": "l", "label": "partial"}, {"limit": "m", "label": "enforced"}]}, "enforced"),
+        ({"enforcement": [{"limit": "l", "label": "partial"}, {"limit": "m", "label": "enforced"}]}, "limits"),
     ],
 )  # fmt: skip
 def test_the_worst_comes_first(more: dict[str, Any], first: str) -> None:

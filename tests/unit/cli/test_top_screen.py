@@ -35,7 +35,7 @@ hostguard  00:00:00  2 turns, which may finish; only 1 at a time now (cap 2)
 !! disk     stalled for 12s: 3 requests in flight, none completed for 13.5 s
 !  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
-!  enforced io_weight not at all (hostguard doctor)
+!  limits   not enforced: io_weight (hostguard doctor)
    waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resum…
    written  most by ada 46.0 MiB, since the daemon's start
    device   /dev/mmcblk0, stalled: none completed, 100 % busy, 3 in flight
