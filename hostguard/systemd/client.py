@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hostguard.core.tasks import Tasks
 from hostguard.core.units import Property, parse_turn_unit, slice_mind
-from hostguard.systemd.dbus import MANAGER, PATH, PROPERTIES, Bus, SystemdError, SystemdLost, variants
+from hostguard.systemd.dbus import MANAGER, NAME, PATH, PROPERTIES, Bus, SystemdError, SystemdLost, variants
 
 log = logging.getLogger(__name__)
 
@@ -118,30 +118,22 @@ class Systemd:
 
         Raises SystemdError, SystemdLost.
         """
-        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], [stdin])
+        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", stdin)])
 
     async def start_unit(self, unit: str) -> None:
         """Start a service and wait for it. Raises SystemdError, SystemdLost."""
         await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
 
-    async def _start_transient(
-        self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
-    ) -> None:
+    async def _start_transient(self, unit: str, properties: Sequence[Property]) -> None:
         body = [unit, "fail", variants(properties), []]
-        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
+        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body)
 
     async def _start(
-        self,
-        unit: str,
-        seconds: float,
-        member: str,
-        signature: str,
-        body: Sequence[Any],
-        fds: Sequence[int] = (),
+        self, unit: str, seconds: float, member: str, signature: str, body: Sequence[Any]
     ) -> None:
         job = self._jobs[unit] = _Job()
         try:
-            [path] = await self._call(member, signature, body, fds=fds)
+            [path] = await self._call(member, signature, body)
             job.is_at(path)
             result = await asyncio.wait_for(job.result, seconds)
         except TimeoutError:
@@ -153,10 +145,12 @@ class Systemd:
 
     async def main_pid(self, unit: str) -> int:
         """The main process of a service; 0 if it has none. Raises SystemdError, SystemdLost."""
-        path = await self._call("LoadUnit", "s", [unit])
-        interface = "org.freedesktop.systemd1.Service"
-        found = await self._call("Get", "ss", [interface, "MainPID"], PROPERTIES, path[0])
-        return int(found[0].value)
+        [path] = await self._call("LoadUnit", "s", [unit])
+        return int(await self._get(path, f"{NAME}.Service", "MainPID"))
+
+    async def _get(self, path: str, interface: str, name: str) -> Any:
+        [(_, value)] = await self._call("Get", "ss", [interface, name], PROPERTIES, path)
+        return value
 
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
         """Move processes into a delegated unit, or into the cgroup `below` it ("/...").
@@ -185,11 +179,9 @@ class Systemd:
 
     async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
         """The slice's IOWriteBandwidthMax, as (node, bytes/s). Raises SystemdError, SystemdLost."""
-        path = await self._call("LoadUnit", "s", [slice_])
-        interface = "org.freedesktop.systemd1.Slice"
-        body = [interface, "IOWriteBandwidthMax"]
-        found = await self._call("Get", "ss", body, PROPERTIES, path[0])
-        return [(node, limit) for node, limit in found[0].value]
+        [path] = await self._call("LoadUnit", "s", [slice_])
+        found = await self._get(path, f"{NAME}.Slice", "IOWriteBandwidthMax")
+        return [(node, limit) for node, limit in found]
 
     async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
         """Set the slice's IOWriteBandwidthMax to exactly these, until the next boot.
@@ -197,7 +189,7 @@ class Systemd:
         Raises SystemdError, SystemdLost.
         """
         # An empty list removes all entries; another one only adds to them.
-        lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
+        lists: list[list[tuple[str, int]]] = [[], list(limits)]
         properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
         await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
 
@@ -227,20 +219,16 @@ class Systemd:
 
     async def _mind_of(self, unit: str, path: str) -> str | None:
         try:
-            reply = await self._call(
-                "Get", "ss", ["org.freedesktop.systemd1.Scope", "Slice"], PROPERTIES, path
-            )
+            mind = slice_mind(await self._get(path, f"{NAME}.Scope", "Slice"))
         except SystemdError:
             return None  # gone in between
-        mind = slice_mind(reply[0].value)
         turn = parse_turn_unit(unit)
         return turn[0] if mind is not None and turn is not None else mind
 
     # -- from the bus
 
     async def _connected(self) -> None:
-        root = await self._call("Get", "ss", [MANAGER, "ControlGroup"], PROPERTIES)
-        self.control_group = str(root[0].value)
+        self.control_group = str(await self._get(PATH, MANAGER, "ControlGroup"))
         await self.refresh()
 
     def _lost(self) -> None:

@@ -1,34 +1,27 @@
-"""The connection to the service manager over D-Bus, made anew when it is lost. Only this knows dbus-next."""
+"""The connection to the service manager over D-Bus, made anew when it is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-# dbus-next would import its part for GLib, too: 4 MiB for nothing.
-sys.modules.setdefault("gi", None)  # type: ignore[arg-type]
-
-from dbus_next import BusType, Message, MessageType, Variant  # noqa: E402
-from dbus_next.aio import MessageBus  # noqa: E402
-
-from hostguard.core import paths  # noqa: E402
-from hostguard.core.units import Property  # noqa: E402
+from hostguard.core import paths
+from hostguard.core.units import Property
+from hostguard.systemd.dbus_connection import BUS_NAME, BUS_PATH, Call, CallFailed, Connection, connect
 
 log = logging.getLogger(__name__)
 
 NAME = "org.freedesktop.systemd1"
 PATH = "/org/freedesktop/systemd1"
 MANAGER = "org.freedesktop.systemd1.Manager"
-DBUS = "org.freedesktop.DBus"
-PROPERTIES = f"{DBUS}.Properties"
+PROPERTIES = f"{BUS_NAME}.Properties"
 SIGNALS = ("JobNew", "JobRemoved", "UnitRemoved", "Reloading")  # of the manager
 CALL_S = 25.0  # sd-bus's own default time-out of a call
 # Errors that say nothing about whether the call took effect: org.freedesktop.DBus.Error...
 UNKNOWN_OUTCOME = {
-    f"{DBUS}.Error.{name}"
+    f"{BUS_NAME}.Error.{name}"
     for name in ("NoReply", "Timeout", "TimedOut", "Disconnected", "NameHasNoOwner", "ServiceUnknown")
 }
 RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
@@ -44,20 +37,6 @@ class SystemdError(Exception):
 
 class SystemdLost(Exception):
     """systemd did not answer, or the bus is gone: whether the call took effect is not known."""
-
-
-class _Bus(MessageBus):  # type: ignore[misc]
-    async def _auth_readline(self) -> str:
-        """As dbus-next's own, which asks for ever, and blocks the event loop, once the bus has hung up."""
-        line = b""
-        while not line.endswith(b"\r\n"):
-            part: bytes = await self._loop.sock_recv(self._sock, 2)
-            if not part:
-                self._stream.close()
-                self._sock.close()
-                raise EOFError("the bus hung up")
-            line += part
-        return line[:-2].decode()
 
 
 class Bus:
@@ -77,13 +56,13 @@ class Bus:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._on_signal = on_signal
-        self._bus: MessageBus | None = None
+        self._bus: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, and stay connected from here on. Raises SystemdLost if the first try fails."""
-        lost = await self._connect()
-        self._task = asyncio.create_task(self._stay(lost))
+        bus = await self._connect()
+        self._task = asyncio.create_task(self._stay(bus))
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -94,7 +73,7 @@ class Bus:
     def disconnect(self) -> None:
         """Give the connection up; a new one is made."""
         if self._bus is not None:
-            self._bus.disconnect()
+            self._bus.close()
 
     async def call(
         self,
@@ -104,83 +83,63 @@ class Bus:
         interface: str = MANAGER,
         path: str = PATH,
         destination: str = NAME,
-        fds: Sequence[int] = (),
     ) -> list[Any]:
-        """What the manager answers. Raises SystemdError, SystemdLost."""
+        """The body of the answer. Raises SystemdError, SystemdLost."""
         bus = self._bus
         if bus is None:
             raise SystemdLost("not connected to systemd")
-        message = Message(
-            destination, path, interface, member, signature=signature, body=list(body), unix_fds=list(fds)
-        )
+        call = Call(destination, path, interface, member, signature, body)
         try:
-            reply = await asyncio.wait_for(bus.call(message), CALL_S)
+            return await asyncio.wait_for(bus.call(call), CALL_S)
         except TimeoutError:
             raise SystemdLost(f"systemd did not answer {member} within {CALL_S:.0f} s") from None
         except (EOFError, OSError) as error:
             raise SystemdLost(f"the bus is gone: {error}") from error
-        if reply is None:
-            raise SystemdLost("the bus is gone")
-        if reply.message_type is MessageType.ERROR and reply.error_name in UNKNOWN_OUTCOME:
-            raise SystemdLost(f"{member}: {reply.error_name}")
-        if reply.message_type is MessageType.ERROR:
-            raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
-        return list(reply.body)
+        except CallFailed as error:
+            if error.name in UNKNOWN_OUTCOME:
+                raise SystemdLost(f"{member}: {error.name}") from error
+            raise SystemdError(error.name, str(error)) from error
 
-    async def _connect(self) -> asyncio.Task[None]:
-        bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
+    async def _connect(self) -> Connection:
         try:
-            bus = await _Bus(bus_type=bus_type, negotiate_unix_fd=True).connect()
-        except (OSError, EOFError) as error:
-            raise SystemdLost(f"cannot reach the {bus_type.name.lower()} bus: {error}") from error
+            bus = await asyncio.wait_for(connect(paths.USER, self._on_signal), CALL_S)
+        except (OSError, EOFError, ValueError, KeyError, CallFailed) as error:
+            which = "session" if paths.USER else "system"
+            raise SystemdLost(f"cannot reach the {which} bus: {error}") from error
         self._bus = bus
-        bus.add_message_handler(self._heard)
-        lost = asyncio.create_task(self._wait_lost(bus))
         try:
             manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
             for rule in (
                 *(f"{manager}'{member}'" for member in SIGNALS),
-                f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
+                f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'",
             ):
-                await self.call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
+                await self.call("AddMatch", "s", [rule], BUS_NAME, BUS_PATH, BUS_NAME)
             await self.call("Subscribe")
             await self._on_connect()
-        except SystemdError as error:
+        except BaseException as error:
             self._bus = None
-            bus.disconnect()
-            raise SystemdLost(str(error)) from error
-        except BaseException:
-            self._bus = None
-            bus.disconnect()
+            bus.close()
+            if isinstance(error, SystemdError):
+                raise SystemdLost(str(error)) from error
             raise
-        return lost
+        return bus
 
-    async def _wait_lost(self, bus: MessageBus) -> None:
-        try:
-            await bus.wait_for_disconnect()
-        except (EOFError, OSError) as error:
-            log.debug("bus: %s", error)
-
-    async def _stay(self, lost: asyncio.Task[None]) -> None:
+    async def _stay(self, bus: Connection) -> None:
         while True:
-            await lost
+            await bus.lost.wait()
             self._bus = None
             self._on_lost()
             pause = RECONNECT_S[0]
             while True:
                 await asyncio.sleep(pause)
                 try:
-                    lost = await self._connect()
+                    bus = await self._connect()
                     break
                 except SystemdLost as error:
                     log.warning("%s; trying again", error)
                     pause = min(pause * 2, RECONNECT_S[1])
 
-    def _heard(self, message: Message) -> None:
-        if message.message_type is MessageType.SIGNAL:
-            self._on_signal(message.member, message.body)
 
-
-def variants(properties: Sequence[Property]) -> list[list[Any]]:
+def variants(properties: Sequence[Property]) -> list[tuple[str, tuple[str, Any]]]:
     """Properties in the form of a call's body: a(sv)."""
-    return [[name, Variant(signature, value)] for name, signature, value in properties]
+    return [(name, (signature, value)) for name, signature, value in properties]

@@ -168,7 +168,7 @@ def with_host(work: Callable[[Host], Awaitable[None]]) -> None:
     asyncio.run(main())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # dbus-next leaves the closing of its sockets to it
+        gc.collect()  # a socket that nobody closed would warn here
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from hostguard.systemd.dbus import SystemdLost
 
 
 def test_a_bus_that_hangs_up_at_once_is_a_lost_bus(tmp_path, monkeypatch):
-    """It does not stop the event loop, which dbus-next's own reading of the greeting did."""
+    """It does not stop the event loop."""
 
     async def connect():
         async def hang_up(reader, writer):
