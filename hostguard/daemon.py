@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from starlette.routing import Route
+from starlette.applications import Starlette
 
 from hostguard import __version__
-from hostguard.api import events, pressure, report
 from hostguard.api.app import Operator, Status, make_app
 from hostguard.api.deliveries import Deliveries, Waiting
+from hostguard.api.events import EventStream
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
+from hostguard.api.pressure import Pressure
+from hostguard.api.report import Reporter
 from hostguard.api.schedules import Schedules
 from hostguard.api.server import LOCAL, Server, listen
 from hostguard.api.standby import Stopped, open_queue
@@ -241,9 +243,9 @@ class Daemon:
             parts.policy, parts.live, parts.gate, parts.backlog, parts.held, parts.ledger, parts.monitor,
             parts.counters,
         )  # fmt: skip
-        self.reporter = report.Reporter(parts.queue, parts.recorder.timeline, self.status)
+        self.reporter = Reporter(parts.queue, parts.recorder.timeline, self.status)
         pages = Pages(parts.policy, self.reporter, parts.control)
-        self.web = WebEndpoint([*pages.routes(), *self.metrics.routes()])
+        self.web = WebEndpoint(pages, self.metrics)
         self.device = Device(None, None, "not resolved yet")
         self._stop = asyncio.Event()
         self._failure: str | None = None
@@ -288,7 +290,7 @@ class Daemon:
         except Stopped:
             return
 
-        server = Server(make_app(self._routes()), LOCAL)
+        server = Server(self._app(), LOCAL)
         await server.start(listener or listen(paths.SOCKET))
         await self.endpoint.start(config.events_listen)
         await self.web.start(config.web_listen)
@@ -313,35 +315,25 @@ class Daemon:
         if self._failure is not None:
             raise Fatal(self._failure)
 
-    def _routes(self) -> list[Route]:
-        """Those of the API on the unix socket."""
-        parts, views = self.parts, self.views
-        policy, queue, live = parts.policy, parts.queue, parts.live
-        waiting = Waiting(live, parts.ledger.waiters)
-        return [
-            *Deliveries(
-                policy, self.acceptor, queue, parts.backlog, waiting, parts.deliveries, views
-            ).routes(),
-            *Turns(
-                policy,
-                self.acceptor,
-                queue,
-                live,
-                parts.scopes,
-                parts.run_clients,
-                waiting,
-                parts.control,
-                parts.deliveries,
-                views,
-            ).routes(),
-            *Minds(policy, parts.settings, self.sleeper, parts.routes, views).routes(),
-            *Schedules(policy, self.scheduler, views).routes(),
-            *Operator(policy, parts.control, self.status, self.reload).routes(),
-            *events.routes(parts.recent),
-            *pressure.routes(parts.monitor, parts.gate),
-            *self.metrics.routes(),
-            *report.routes(self.reporter),
-        ]
+    def _app(self) -> Starlette:
+        """The API on the unix socket."""
+        parts, views, waiting = self.parts, self.views, Waiting(self.parts.live, self.parts.ledger.waiters)
+        return make_app(
+            Deliveries(
+                parts.policy, self.acceptor, parts.queue, parts.backlog, waiting, parts.deliveries, views
+            ),
+            Turns(
+                parts.policy, self.acceptor, parts.queue, parts.live, parts.scopes, parts.run_clients,
+                waiting, parts.control, parts.deliveries, views,
+            ),
+            Minds(parts.policy, parts.settings, self.sleeper, parts.routes, views),
+            Schedules(parts.policy, self.scheduler, views),
+            Operator(parts.policy, parts.control, self.status, self.reload),
+            EventStream(parts.recent),
+            Pressure(parts.monitor, parts.gate),
+            self.metrics,
+            self.reporter,
+        )  # fmt: skip
 
     async def reload(self) -> None:
         """Read the configuration again; a bad one is refused whole. Raises ConfigError."""

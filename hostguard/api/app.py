@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard import __version__
-from hostguard.api.http import body_max, json_object, problem
+from hostguard.api.http import body_max, json_object, on, problem
 from hostguard.api.pressure import pressed
 from hostguard.api.views import Json, Views, effective_cap
 from hostguard.config.dump import as_dict
@@ -37,29 +39,25 @@ from hostguard.store import requests
 from hostguard.store.writer import Queue
 
 
-# Coroutines: Starlette runs a plain function in a thread.
-async def _known(_: Request, error: Any) -> Response:
-    return problem(error)
+async def _failed(request: Request, error: Exception) -> Response:
+    """The answer to what a handler raised. A coroutine: Starlette runs a plain function in a thread."""
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        error = unknown("path", request.url.path, "see hostguard-api(7)")
+    elif isinstance(error, HTTPException):
+        error = bad_request(f"{request.method} is not possible here")
+    return problem(error if isinstance(error, Problem) else internal(error))
 
 
-async def _no_path(request: Request, _: Any) -> Response:
-    return problem(unknown("path", request.url.path, "see hostguard-api(7)"))
-
-
-async def _no_method(request: Request, _: Any) -> Response:
-    return problem(bad_request(f"{request.method} is not allowed here"))
-
-
-async def _fault(_: Request, error: Any) -> Response:
-    return problem(internal(error))
-
-
-EXCEPTION_HANDLERS: dict[Any, Any] = {Problem: _known, 404: _no_path, 405: _no_method, Exception: _fault}
-
-
-def make_app(routes: Iterable[Route]) -> Starlette:
-    """The ASGI application with these routes. Whatever goes wrong is answered as a Problem."""
-    return Starlette(routes=[*routes], exception_handlers=EXCEPTION_HANDLERS)
+def make_app(*objects: object) -> Starlette:
+    """The ASGI application with the handlers that `on` marks in these objects."""
+    routes = [
+        Route(marked.route[1], getattr(one, name), methods=[marked.route[0]])
+        for one in objects
+        for name, marked in vars(type(one)).items()
+        if hasattr(marked, "route")
+    ]
+    handled: Any = (Problem, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, Exception)
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, _failed))
 
 
 class Status:
@@ -128,28 +126,16 @@ class Operator:
         self._policy, self._control = policy, control
         self._status, self._reload = status, reload
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/v1/status", self.status),
-            Route("/v1/pause", self.pause, methods=["POST"]),
-            Route("/v1/resume", self.resume, methods=["POST"]),
-            Route("/v1/limits", self.limits),
-            Route("/v1/limits", self.set_limit, methods=["PATCH"]),
-            Route("/v1/config", self.config),
-            Route("/v1/reload", self.reload, methods=["POST"]),
-        ]
-
-    async def status(self, request: Request) -> Response:
-        """GET /v1/status."""
+    @on("GET", "/v1/status")
+    async def _get_status(self, request: Request) -> Response:
         return JSONResponse(self._status())
 
-    async def pause(self, request: Request) -> Response:
-        """POST /v1/pause."""
+    @on("POST", "/v1/pause")
+    async def _pause(self, request: Request) -> Response:
         return await self._set_pause(request, True)
 
-    async def resume(self, request: Request) -> Response:
-        """POST /v1/resume."""
+    @on("POST", "/v1/resume")
+    async def _resume(self, request: Request) -> Response:
         return await self._set_pause(request, False)
 
     async def _set_pause(self, request: Request, on: bool) -> Response:
@@ -158,26 +144,26 @@ class Operator:
         await self._control.pause(message.one_or_all(body), on)
         return JSONResponse({"host": self._policy.paused(), "paused": self._policy.paused_minds()})
 
-    async def limits(self, request: Request) -> Response:
-        """GET /v1/limits."""
+    @on("GET", "/v1/limits")
+    async def _limits(self, request: Request) -> Response:
         return JSONResponse({"limits": self._policy.limits()})
 
-    async def set_limit(self, request: Request) -> Response:
-        """PATCH /v1/limits."""
+    @on("PATCH", "/v1/limits")
+    async def _set_limit(self, request: Request) -> Response:
         body = await self._body(request)
         message.known_fields(body, message.LIMIT_FIELDS)
         name, mind = message.text(body, "name", message.KEY_MAX) or "", message.one_or_all(body)
         runtime = body.get("runtime") is True
         await self._control.set_limit(name, mind, body.get("value"), runtime)
-        return await self.limits(request)
+        return await self._limits(request)
 
-    async def config(self, request: Request) -> Response:
-        """GET /v1/config."""
+    @on("GET", "/v1/config")
+    async def _config(self, request: Request) -> Response:
         config = self._policy.config
         return JSONResponse(as_dict(config) | {"sources": list(config.sources)})
 
-    async def reload(self, request: Request) -> Response:
-        """POST /v1/reload."""
+    @on("POST", "/v1/reload")
+    async def _post_reload(self, request: Request) -> Response:
         reload = asyncio.ensure_future(self._reload())
         await asyncio.wait([reload], timeout=requests.ANSWER_S)
         if not reload.done():

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from hostguard.api.http import body_max, json_object, number, seconds
+from hostguard.api.http import body_max, json_object, number, on, seconds
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.core.clock import now_ms
@@ -64,28 +63,16 @@ class Deliveries:
         self._policy, self._acceptor, self._queue, self._backlog = policy, acceptor, queue, backlog
         self._waiting, self._control, self._views = waiting, control, views
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/v1/deliveries", self.send, methods=["POST"]),
-            Route("/v1/deliveries", self.list),
-            Route("/v1/deliveries/{id:int}", self.one),
-            Route("/v1/deliveries/{id:int}/why", self.why),
-            Route("/v1/deliveries/{id:int}/cancel", self.cancel, methods=["POST"]),
-            Route("/v1/deliveries/{id:int}/retry", self.retry, methods=["POST"]),
-            Route("/v1/deliveries/{id:int}/drop", self.drop, methods=["POST"]),
-        ]
-
-    async def send(self, request: Request) -> Response:
-        """POST /v1/deliveries."""
+    @on("POST", "/v1/deliveries")
+    async def _send(self, request: Request) -> Response:
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
         accepted = await self._acceptor.send(message.message(body, config, now_ms()))
         rows = [self._views.delivery(row) for row in accepted.rows]
         return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 
-    async def list(self, request: Request) -> Response:
-        """GET /v1/deliveries."""
+    @on("GET", "/v1/deliveries")
+    async def _list(self, request: Request) -> Response:
         query = request.query_params
         wanted = query.get("state", "")
         states = STATES if wanted == "all" else tuple(s for s in wanted.split(",") if s)
@@ -99,8 +86,8 @@ class Deliveries:
         shown = [self._views.delivery(row) for row in rows]
         return JSONResponse({"deliveries": shown, "total_queued": total})
 
-    async def one(self, request: Request) -> Response:
-        """GET /v1/deliveries/ID."""
+    @on("GET", "/v1/deliveries/{id:int}")
+    async def _one(self, request: Request) -> Response:
         id_ = request.path_params["id"]
         row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
@@ -115,22 +102,22 @@ class Deliveries:
             raise unknown("delivery", id_, "it was dropped from the history")
         return JSONResponse(self._views.delivery(*found))
 
-    async def why(self, request: Request) -> Response:
-        """GET /v1/deliveries/ID/why."""
+    @on("GET", "/v1/deliveries/{id:int}/why")
+    async def _why(self, request: Request) -> Response:
         row = await self._control.find(request.path_params["id"])
         return JSONResponse(self._views.why(row))
 
-    async def cancel(self, request: Request) -> Response:
-        """POST /v1/deliveries/ID/cancel."""
+    @on("POST", "/v1/deliveries/{id:int}/cancel")
+    async def _cancel(self, request: Request) -> Response:
         row = await self._control.cancel(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))
 
-    async def retry(self, request: Request) -> Response:
-        """POST /v1/deliveries/ID/retry."""
+    @on("POST", "/v1/deliveries/{id:int}/retry")
+    async def _retry(self, request: Request) -> Response:
         row = await self._control.retry(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))
 
-    async def drop(self, request: Request) -> Response:
-        """POST /v1/deliveries/ID/drop."""
+    @on("POST", "/v1/deliveries/{id:int}/drop")
+    async def _drop(self, request: Request) -> Response:
         row = await self._control.drop(request.path_params["id"])
         return JSONResponse(self._views.delivery(row))

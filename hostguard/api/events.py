@@ -8,23 +8,24 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from hostguard.api.http import Stream, number
+from hostguard.api.http import Stream, number, on
 from hostguard.telemetry.events import BEHIND_MAX, RecentEvents
 
 
-def routes(events: RecentEvents) -> list[Route]:
-    """The route of this module."""
+class EventStream:
+    """The handler of this module."""
 
-    async def get(request: Request) -> Response:
-        """GET /v1/events: server-sent events; with ?follow=0 those in memory, and the end."""
+    def __init__(self, events: RecentEvents) -> None:
+        self._events = events
+
+    @on("GET", "/v1/events")
+    async def _get(self, request: Request) -> Response:
+        # Server-sent events; with ?follow=0 those in memory, and the end.
         last = request.headers.get("last-event-id")
         follow = request.query_params.get("follow") != "0"
         after = number(last, 0) if last is not None or not follow else None
-        return Stream(_sent(events, after, follow), "text/event-stream")
-
-    return [Route("/v1/events", get)]
+        return Stream(_sent(self._events, after, follow), "text/event-stream")
 
 
 async def _sent(events: RecentEvents, after: int | None, follow: bool) -> AsyncGenerator[bytes, None]:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from hostguard.core.errors import Problem, bad_request, too_large
 from hostguard.core.tasks import Tasks
 
-T = TypeVar("T")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 Address = tuple[str, int]  # as ASGI's "client"
 log = logging.getLogger(__name__)
 
@@ -237,6 +237,16 @@ class Connection(asyncio.Protocol):
 
 
 # -- for the handlers
+
+
+def on(method: str, path: str) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of a route."""
+
+    def mark(handler: Handler) -> Handler:
+        handler.route = method, path  # type: ignore[attr-defined]
+        return handler
+
+    return mark
 
 
 class Stream(Response):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from hostguard.api.http import on
 from hostguard.api.views import effective_cap
 from hostguard.core.errors import unavailable
 from hostguard.core.model import Mind, Reason
@@ -62,12 +62,8 @@ class Metrics:
         self._held_back, self._ledger, self._monitor, self._counts = held_back, ledger, monitor, counters
         self._shown: Collection[str] = ()
 
-    def routes(self) -> list[Route]:
-        """The route of this module."""
-        return [Route("/metrics", self.get)]
-
-    async def get(self, request: Request) -> Response:
-        """GET /metrics."""
+    @on("GET", "/metrics")
+    async def _get(self, request: Request) -> Response:
         try:
             library = await asyncio.wait_for(asyncio.to_thread(import_module, LIBRARY), ANSWER_S)
         except TimeoutError:

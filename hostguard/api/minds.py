@@ -8,9 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from hostguard.api.http import json_object
+from hostguard.api.http import json_object, on
 from hostguard.api.views import Views
 from hostguard.api.volute import token_hash
 from hostguard.core.clock import now_ms
@@ -39,22 +38,13 @@ class Minds:
         self._policy, self._settings, self._sleeper = policy, settings, sleeper
         self._route_files, self._views = route_files, views
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/v1/minds", self.list),
-            Route("/v1/minds/{name}/token", self.token, methods=["POST"]),
-            Route("/v1/minds/{name}/sleep", self.sleep, methods=["POST"]),
-            Route("/v1/minds/{name}/wake", self.wake, methods=["POST"]),
-            Route("/v1/minds/{name}/route", self.route, methods=["POST"]),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """GET /v1/minds."""
+    @on("GET", "/v1/minds")
+    async def _list(self, request: Request) -> Response:
         return JSONResponse({"minds": self._views.minds()})
 
-    async def token(self, request: Request) -> Response:
-        """POST /v1/minds/NAME/token: a new token; an older one ends."""
+    @on("POST", "/v1/minds/{name}/token")
+    async def _token(self, request: Request) -> Response:
+        # A new token; an older one ends.
         name = self._mind(request)
         intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
         if self._policy.config.minds[name].token is not None:
@@ -66,8 +56,9 @@ class Minds:
         await self._settings.change(TOKEN.to(name, token_hash(token)))
         return JSONResponse({"mind": name, "token": token}, headers={"Cache-Control": "no-store"})
 
-    async def sleep(self, request: Request) -> Response:
-        """POST /v1/minds/NAME/sleep: a notice goes to the mind, which sleeps once that turn ends."""
+    @on("POST", "/v1/minds/{name}/sleep")
+    async def _sleep(self, request: Request) -> Response:
+        # A notice goes to the mind, which sleeps once that turn ends.
         name = self._mind(request)
         body = await json_object(request, BODY_MAX, optional=True)
         intake.known_fields(body, {"until"})
@@ -75,15 +66,17 @@ class Minds:
         await self._sleeper.sleep(name, until or None)
         return JSONResponse(self._views.mind(name))
 
-    async def wake(self, request: Request) -> Response:
-        """POST /v1/minds/NAME/wake: answered once its unit, if it has one, is up."""
+    @on("POST", "/v1/minds/{name}/wake")
+    async def _wake(self, request: Request) -> Response:
+        # Answered once its unit, if it has one, is up.
         name = self._mind(request)
         intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
         await self._sleeper.wake(name, "by request")
         return JSONResponse(self._views.mind(name))
 
-    async def route(self, request: Request) -> Response:
-        """POST /v1/minds/NAME/route: where the mind's routes lead a message, which is not sent."""
+    @on("POST", "/v1/minds/{name}/route")
+    async def _route(self, request: Request) -> Response:
+        # Where the mind's routes lead a message, which is not sent.
         name, config = self._mind(request), self._policy.config
         body = await json_object(request, BODY_MAX, optional=True)
         intake.known_fields(body, ROUTE_FIELDS)

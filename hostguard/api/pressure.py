@@ -8,9 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from hostguard.api.http import Stream
+from hostguard.api.http import Stream, on
 from hostguard.api.views import effective_cap
 from hostguard.gate.gate import Gate
 from hostguard.pressure.monitor import BEHIND_MAX, Monitor
@@ -19,19 +18,15 @@ from hostguard.pressure.sampler import boottime
 from hostguard.pressure.trace import sample_line
 
 
-def routes(monitor: Monitor, gate: Gate) -> list[Route]:
-    """The routes of this module."""
-    api = _Pressure(monitor, gate)
-    return [Route("/v1/pressure", api.now), Route("/v1/pressure/samples", api.samples)]
+class Pressure:
+    """The handlers of this module."""
 
-
-class _Pressure:
     def __init__(self, monitor: Monitor, gate: Gate) -> None:
         self._monitor = monitor
         self._gate = gate
 
-    async def now(self, request: Request) -> Response:
-        """GET /v1/pressure."""
+    @on("GET", "/v1/pressure")
+    async def _now(self, request: Request) -> Response:
         monitor, host = self._monitor, self._gate.host()
         device, sampler = monitor.device, monitor.sampler
         return JSONResponse({
@@ -45,8 +40,9 @@ class _Pressure:
             "samples": [asdict(sample) for sample in monitor.samples],
         })  # fmt: skip
 
-    async def samples(self, request: Request) -> Response:
-        """GET /v1/pressure/samples: JSON lines, one for each sample of the disk from now on."""
+    @on("GET", "/v1/pressure/samples")
+    async def _samples(self, request: Request) -> Response:
+        # JSON lines, one for each sample of the disk from now on.
 
         async def lines() -> AsyncGenerator[bytes, None]:
             with self._monitor.reader() as queue:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from hostguard.api.http import on
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import bad_request
 from hostguard.store import requests
@@ -45,6 +45,11 @@ class Reporter:
         self._queue, self._timeline, self._status = queue, timeline, status
         self._stored: dict[int, _Stored] = {}  # by span in ms
         self._reading: dict[int, asyncio.Future[_Stored]] = {}
+
+    @on("GET", "/v1/report")
+    async def _get(self, request: Request) -> Response:
+        span_ms = span_of(request, "since_s", 86_400) * 1000
+        return JSONResponse(await self.report(span_ms, requests.ANSWER_S))
 
     async def report(self, span_ms: int, wait_s: float) -> summary.Json:
         """The report of the last `span_ms`, after at most `wait_s` seconds of waiting for the disk."""
@@ -93,17 +98,6 @@ class Reporter:
 def _read(db: Connection, begin: int) -> _Stored:
     ended, points = timeline_rows.ended(db, begin), timeline_rows.points(db, begin)
     return _Stored(time.monotonic(), ended, points, timeline_rows.incidents(db, begin))
-
-
-def routes(reporter: Reporter) -> list[Route]:
-    """The route of this module."""
-
-    async def get(request: Request) -> Response:
-        """GET /v1/report."""
-        span_ms = span_of(request, "since_s", 86_400) * 1000
-        return JSONResponse(await reporter.report(span_ms, requests.ANSWER_S))
-
-    return [Route("/v1/report", get)]
 
 
 def span_of(request: Request, name: str, default: int) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from hostguard.api.http import body_max, json_object
+from hostguard.api.http import body_max, json_object, on
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.config.build import schedule_fault
@@ -61,22 +60,14 @@ class Schedules:
     def __init__(self, policy: Policy, scheduler: Scheduler, views: Views) -> None:
         self._policy, self._scheduler, self._views = policy, scheduler, views
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/v1/schedules", self.list),
-            Route("/v1/schedules", self.add, methods=["POST"]),
-            Route("/v1/schedules/{name}", self.remove, methods=["DELETE"]),
-            Route("/v1/schedules/{name}/run", self.run, methods=["POST"]),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """GET /v1/schedules."""
+    @on("GET", "/v1/schedules")
+    async def _list(self, request: Request) -> Response:
         found = sorted(self._scheduler.all().items())
         return JSONResponse({"schedules": [self._shown(one, kept) for _, (one, kept) in found]})
 
-    async def add(self, request: Request) -> Response:
-        """POST /v1/schedules. The same one again changes nothing."""
+    @on("POST", "/v1/schedules")
+    async def _add(self, request: Request) -> Response:
+        # The same one again changes nothing
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
         schedule = await requests.in_thread(parse, body, config)
@@ -96,16 +87,16 @@ class Schedules:
         await self._scheduler.add(schedule)
         return JSONResponse(self._shown(schedule, True), 201)
 
-    async def remove(self, request: Request) -> Response:
-        """DELETE /v1/schedules/NAME."""
+    @on("DELETE", "/v1/schedules/{name}")
+    async def _remove(self, request: Request) -> Response:
         schedule, kept = self._known(request)
         if not kept:
             raise conflict(f"{schedule.name} is in the configuration: remove it there, and reload")
         await self._scheduler.remove(schedule.name)
         return JSONResponse({})
 
-    async def run(self, request: Request) -> Response:
-        """POST /v1/schedules/NAME/run."""
+    @on("POST", "/v1/schedules/{name}/run")
+    async def _run(self, request: Request) -> Response:
         schedule, _ = self._known(request)
         if schedule.mind not in self._policy.config.minds:
             raise conflict(f"its mind {schedule.mind} is no longer configured")

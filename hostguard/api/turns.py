@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from hostguard.api.deliveries import Waiting
-from hostguard.api.http import Stream, body_max, json_object
+from hostguard.api.http import Stream, body_max, json_object, on
 from hostguard.api.server import peer
 from hostguard.api.views import Views, ended_turn
 from hostguard.core.clock import now_ms
@@ -46,21 +45,13 @@ class Turns:
         self._scopes, self._run_clients, self._waiting = scopes, run_clients, waiting
         self._control, self._delivery_control, self._views = control, delivery_control, views
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/v1/turns", self.list),
-            Route("/v1/turns/{id}", self.one),
-            Route("/v1/turns/{id}/stop", self.stop, methods=["POST"]),
-            Route("/v1/run", self.run, methods=["POST"]),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """GET /v1/turns."""
+    @on("GET", "/v1/turns")
+    async def _list(self, request: Request) -> Response:
         return JSONResponse({"turns": self._views.turns()})
 
-    async def one(self, request: Request) -> Response:
-        """GET /v1/turns/ID: a live turn, or what is stored of an ended one."""
+    @on("GET", "/v1/turns/{id}")
+    async def _one(self, request: Request) -> Response:
+        # A live turn, or what is stored of an ended one.
         name = request.path_params["id"]
         live = self._live.by_id(name)
         if live is not None:
@@ -70,13 +61,14 @@ class Turns:
             raise unknown("turn", name, "hostguard turns lists the live ones")
         return JSONResponse(ended_turn(row))
 
-    async def stop(self, request: Request) -> Response:
-        """POST /v1/turns/ID/stop."""
+    @on("POST", "/v1/turns/{id}/stop")
+    async def _stop(self, request: Request) -> Response:
         live = (await self._control.stop(request.path_params["id"])).live
         return JSONResponse({"id": live.id, "unit": live.unit})
 
-    async def run(self, request: Request) -> Response:
-        """POST /v1/run: wait for a turn, then have the calling process moved into its scope."""
+    @on("POST", "/v1/run")
+    async def _run(self, request: Request) -> Response:
+        # Wait for a turn, then have the calling process moved into its scope.
         pid, uid = peer(request)
         config = self._policy.config
         new = message.run(await json_object(request, body_max(config.payload_max)), config, now_ms())

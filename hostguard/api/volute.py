@@ -20,10 +20,9 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from hostguard.api.app import make_app
-from hostguard.api.http import body_max, has_left, json_object
+from hostguard.api.http import body_max, has_left, json_object, on
 from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unavailable, unknown
@@ -66,14 +65,8 @@ class Endpoint(Listener):
         notifier: Notifier,
     ) -> None:
         minds = _Minds(policy, residents, done_tracker, acceptor)
-        app = make_app(
-            [
-                Route("/api/minds/{name}/events", minds.events, methods=["POST"]),
-                Route("/api/minds/{name}/message", minds.message, methods=["POST"]),
-            ]
-        )
         what, loss = "the minds' endpoint", "events of minds are lost"
-        super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
+        super().__init__(make_app(minds), what, "events.listen", loss, FD_NAME, notifier)
 
 
 class _Minds:
@@ -86,8 +79,8 @@ class _Minds:
         self._acceptor = acceptor
         self._logged = -LOG_PAUSE_S  # when the last refusal was logged
 
-    async def events(self, request: Request) -> JSONResponse:
-        """POST /api/minds/NAME/events."""
+    @on("POST", "/api/minds/{name}/events")
+    async def _events(self, request: Request) -> JSONResponse:
         mind, name = self._authenticate(request)
         if mind != name:
             raise self._refused(
@@ -117,8 +110,8 @@ class _Minds:
             residents.heard(mind, session)
         return JSONResponse({"ok": True})
 
-    async def message(self, request: Request) -> JSONResponse:
-        """POST /api/minds/NAME/message."""
+    @on("POST", "/api/minds/{name}/message")
+    async def _message(self, request: Request) -> JSONResponse:
         mind, name = self._authenticate(request)
         self._residents.heard(mind, _header_session(request))
         config = self._policy.config

@@ -11,18 +11,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Sequence
+import socket
 from http import HTTPStatus
-from socket import gethostname
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
 from hostguard.api.app import make_app
-from hostguard.api.http import Address, problem
+from hostguard.api.http import on, problem
 from hostguard.api.report import HOUR_MS, Reporter, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
@@ -44,23 +42,15 @@ HEADERS = {
 
 
 class WebEndpoint(Listener):
-    """Serves the routes while `web.listen` is configured."""
+    """Serves the handlers of these objects while `web.listen` is configured."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, *objects: object) -> None:
         loss = "there are no pages and no metrics"
-        super().__init__(OwnOrigin(make_app(routes)), "the web endpoint", "web.listen", loss)
+        super().__init__(OwnOrigin(make_app(*objects)), "the web endpoint", "web.listen", loss)
 
-    async def start(self, address: Address | None) -> None:
-        """As Listener."""
-        if address is not None:
-            await asyncio.to_thread(_load_page)
-        await super().start(address)
-
-    async def reload(self, address: Address | None) -> None:
-        """As Listener."""
-        if address is not None:
-            await asyncio.to_thread(_load_page)
-        await super().reload(address)
+    async def _serve(self, sock: socket.socket) -> None:
+        await asyncio.to_thread(_load_page)
+        await super()._serve(sock)
 
 
 def _load_page() -> None:
@@ -76,39 +66,32 @@ class Pages:
     def __init__(self, policy: Policy, reporter: Reporter, control: Control) -> None:
         self._policy, self._reporter, self._control = policy, reporter, control
 
-    def routes(self) -> list[Route]:
-        """The routes of this module."""
-        return [
-            Route("/", self.page),
-            Route("/v1/pause", self.pause, methods=["POST"]),
-            Route("/v1/resume", self.resume, methods=["POST"]),
-            Route("/v1/turns/{id}/stop", self.stop, methods=["POST"]),
-        ]
-
-    async def page(self, request: Request) -> Response:
-        """GET /: the page."""
+    @on("GET", "/")
+    async def _page(self, request: Request) -> Response:
+        # The page.
         from hostguard.telemetry.page import policy, render
 
         hours = span_of(request, "hours", 24)
         can_act = self._policy.config.web_token is not None
         report = await self._reporter.report(hours * HOUR_MS, ANSWER_S)
-        html = await asyncio.to_thread(render, report, gethostname(), hours, can_act)
+        html = await asyncio.to_thread(render, report, socket.gethostname(), hours, can_act)
         return HTMLResponse(html, headers={"Content-Security-Policy": policy(live=True)})
 
-    async def pause(self, request: Request) -> Response:
-        """POST /v1/pause: of all minds."""
+    @on("POST", "/v1/pause")
+    async def _pause(self, request: Request) -> Response:
+        # Of all minds.
         check_token(request, self._policy)
         await self._control.pause(None, True)
         return JSONResponse({"paused": True})
 
-    async def resume(self, request: Request) -> Response:
-        """POST /v1/resume."""
+    @on("POST", "/v1/resume")
+    async def _resume(self, request: Request) -> Response:
         check_token(request, self._policy)
         await self._control.pause(None, False)
         return JSONResponse({"paused": False})
 
-    async def stop(self, request: Request) -> Response:
-        """POST /v1/turns/ID/stop."""
+    @on("POST", "/v1/turns/{id}/stop")
+    async def _stop(self, request: Request) -> Response:
         check_token(request, self._policy)
         turn = await self._control.stop(request.path_params["id"])
         return JSONResponse({"id": turn.live.id})

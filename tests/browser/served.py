@@ -131,7 +131,7 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.control).routes())
+        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.control))
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

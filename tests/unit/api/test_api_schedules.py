@@ -26,7 +26,7 @@ class Client:
 
     def __init__(self, host: Host, address: str) -> None:
         views = views_of(host.manager)
-        app = make_app(Schedules(host.manager.policy, host.scheduler, views).routes())
+        app = make_app(Schedules(host.manager.policy, host.scheduler, views))
         transport = httpx.ASGITransport(app=app, client=(address, 1))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://hostguard")
 

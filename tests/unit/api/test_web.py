@@ -13,9 +13,9 @@ from onqueue import policy
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from hostguard.api import web
+from hostguard.api.http import on
 from hostguard.api.volute import token_hash
 from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
@@ -88,19 +88,22 @@ def on_endpoint(
         told = policy(config)
         did: list[str] = []
 
-        async def look(request: Request) -> Response:
-            did.append("look")
-            return JSONResponse({"ok": True})
+        class Handlers:
+            @on("GET", "/")
+            async def look(self, request: Request) -> Response:
+                did.append("look")
+                return JSONResponse({"ok": True})
 
-        async def act(request: Request) -> Response:
-            check_token(request, told)
-            did.append("act")
-            return JSONResponse({"ok": True})
+            @on("POST", "/act")
+            async def act(self, request: Request) -> Response:
+                check_token(request, told)
+                did.append("act")
+                return JSONResponse({"ok": True})
 
         def load() -> None:
             did.append("load")
 
-        endpoint = WebEndpoint([Route("/", look), Route("/act", act, methods=["POST"])])
+        endpoint = WebEndpoint(Handlers())
         await endpoint.start(None)
         assert did == []
         with patch.object(web, "_load_page", load):
