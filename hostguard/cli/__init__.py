@@ -73,7 +73,7 @@ def main() -> NoReturn:
 def _run(arguments: list[str]) -> int:
     # Status is needed when the host is slow, and importing click takes thrice as long as starting Python.
     if arguments in (["status"], ["status", "--json"]):
-        from hostguard.cli.overview import show
+        from hostguard.cli.status import show
 
         return show(as_json="--json" in arguments)
     from hostguard.cli.group import run

@@ -1,7 +1,7 @@
-"""The daemon's HTTP API over its unix socket, for the command line.
+"""A client of the daemon's HTTP API over its unix socket.
 
-Every failure is a CliError with the exit code that fits. What little the daemon speaks of HTTP/1.1 (RFC 9112)
-is read here: to import http.client, and what it brings, takes longer than all else that a verb does.
+Every failure is a CliError with a fitting exit code. The subset of HTTP/1.1 (RFC 9112) that the daemon uses
+is parsed here, because importing http.client takes longer than everything else a verb does.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 CONNECT_S = 5.0
-# Longer than a card's worst stall that was seen (facts.md: one sync of > 2 min): the daemon answers 503
-# by itself long before.
+# Longer than the worst stall of a card on record (facts.md: one sync of > 2 min); the daemon answers 503 long
+# before.
 READ_S = 180.0
 CHUNK = 1 << 16  # bytes
 
 
 class _Answer:
-    """The head of an answer, and the body, still to be read. Raises OSError; ValueError: this is no HTTP."""
+    """An answer: the head, and the body, still unread. Raises OSError, and ValueError if this is not HTTP."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
         version, _, rest = self._line().partition(" ")
         if not version.startswith("HTTP/1."):
-            raise ValueError("no HTTP")
+            raise ValueError("not HTTP")
         self.status = int(rest[:3])
         self.headers: dict[str, str] = {}
         while line := self._line():
@@ -41,8 +41,8 @@ class _Answer:
             self.headers[name.lower()] = value.strip()
 
     def chunks(self) -> Iterator[bytes]:
-        """The body as it comes. Raises CliError."""
-        with _told():
+        """The parts of the body as they arrive. Raises CliError."""
+        with _reported():
             if self.headers.get("transfer-encoding") == "chunked":
                 while size := int(self._line().partition(";")[0], 16):
                     yield self._exactly(size)
@@ -56,13 +56,13 @@ class _Answer:
     def _exactly(self, size: int) -> bytes:
         found = self._file.read(size)
         if len(found) < size:
-            raise ValueError("it is cut")
+            raise ValueError("truncated")
         return found
 
     def _line(self) -> str:
         line = self._file.readline(CHUNK)
         if not line.endswith(b"\n"):
-            raise ValueError("it is cut")
+            raise ValueError("truncated")
         return line.rstrip(b"\r\n").decode("latin-1")
 
 
@@ -74,13 +74,13 @@ def call(
     params: Mapping[str, Any] | None = None,
     read_s: float = READ_S,
 ) -> Any:
-    """The JSON answer to one request; `params` that are None are left out. Raises CliError."""
+    """Send a request and return the JSON answer; `params` that are None are omitted. Raises CliError."""
     with _asked(method, path, body, params, {}, read_s) as answer:
         raw = b"".join(answer.chunks())
     try:
         return json.loads(raw)
     except ValueError:
-        raise CliError(f"what answers on {paths.SOCKET} is not hostguard") from None
+        raise CliError(f"the answer on {paths.SOCKET} is not from hostguard") from None
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def stream(
     headers: Mapping[str, str] | None = None,
     read_s: float | None = None,
 ) -> Iterator[Iterator[str]]:
-    """The lines of an answer as they come; `read_s` bounds the silence between them. Raises CliError."""
+    """The lines of an answer as they arrive; `read_s` limits the wait for each. Raises CliError."""
     with _asked(method, path, body, params, headers or {}, read_s) as answer:
         yield lines(answer.chunks())
 
@@ -107,7 +107,7 @@ def _asked(
     headers: Mapping[str, str],
     read_s: float | None,
 ) -> Iterator[_Answer]:
-    """The answer to a request, if it is no refusal; `read_s` bounds each wait for it. Raises CliError."""
+    """Send a request and return a successful answer; `read_s` limits each wait. Raises CliError."""
     raw = b"" if body is None else json.dumps(body).encode()
     fields = {"Host": "hostguard", "Connection": "close", **headers}
     if body is not None:
@@ -121,13 +121,13 @@ def _asked(
             raise _unreachable(error) from None
         connection.settimeout(read_s)
         with connection.makefile("rb") as file:
-            with _told():
-                # Refused before all of it was sent: the answer tells why.
+            with _reported():
+                # The daemon may refuse a request before all of it was sent; its answer has the reason.
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall("\r\n".join(head).encode("latin-1") + raw)
                 answer = _Answer(file)
             if not 200 <= answer.status < 300:
-                raise _refusal(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
+                raise problem(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
             yield answer
 
 
@@ -137,18 +137,18 @@ def _query(params: Mapping[str, Any] | None) -> str:
         return ""
     from urllib.parse import urlencode
 
-    # What is no UTF-8 on the command line is no name that the daemon knows: it says so.
+    # The daemon rejects names that are not UTF-8 on the command line.
     return "?" + urlencode(wanted, errors="surrogateescape")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A failure of the connection as a CliError."""
+def _reported() -> Iterator[None]:
+    """Turn a failure of the connection into a CliError."""
     try:
         yield
     except TimeoutError:
         raise ConnectionLost(
-            f"hostguard does not answer on {paths.SOCKET}: systemctl status hostguard tells why"
+            f"hostguard does not answer on {paths.SOCKET}: see systemctl status hostguard"
         ) from None
     except (OSError, ValueError):
         raise ConnectionLost() from None
@@ -162,7 +162,7 @@ def quote(text: str) -> str:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Whole lines, without their ends, from a stream of bytes; a last line without an end is dropped."""
+    """The lines in a stream of bytes, without line ends; an incomplete last line is dropped."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -171,7 +171,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def server_sent(stream_lines: Iterable[str]) -> Iterator[Any]:
-    """The data, which is JSON, of each server-sent event."""
+    """The JSON data of each server-sent event."""
     data: list[str] = []
     for line in stream_lines:
         name, _, value = line.partition(":")
@@ -182,9 +182,12 @@ def server_sent(stream_lines: Iterable[str]) -> Iterator[Any]:
             data = []
 
 
-def problem(status: int, answer: Any, retry_after: str | None) -> CliError:
-    """The error for a refusal; `answer` is its problem document (RFC 9457), or None if it had none."""
-    document = answer if isinstance(answer, dict) else {}
+def problem(status: int, raw: bytes, retry_after: str | None) -> CliError:
+    """The error for a failed request; `raw` may be a problem document (RFC 9457)."""
+    document = {}
+    with suppress(ValueError):
+        answer = json.loads(raw)
+        document = answer if isinstance(answer, dict) else {}
     code = document.get("code")
     message = (
         document.get("detail") or document.get("title") or f"hostguard answered with HTTP status {status}"
@@ -196,18 +199,10 @@ def problem(status: int, answer: Any, retry_after: str | None) -> CliError:
     return CliError(message, USAGE if status == 400 else FAILED)
 
 
-def _refusal(status: int, raw: bytes, retry_after: str | None) -> CliError:
-    try:
-        answer = json.loads(raw)
-    except ValueError:
-        answer = None
-    return problem(status, answer, retry_after)
-
-
 def _unreachable(error: OSError) -> CliError:
     if isinstance(error, PermissionError):
         return CliError(
-            f"you may not use {paths.SOCKET}: use sudo, or join the group hostguard "
+            f"no permission to use {paths.SOCKET}: use sudo, or join the group hostguard "
             "(usermod -aG hostguard USER) and log in again"
         )
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):

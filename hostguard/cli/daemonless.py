@@ -1,10 +1,10 @@
-"""hostguard without its daemon: the live scopes straight from systemd, and a gate under a lock file.
+"""hostguard without its daemon: the live scopes from systemd, and the gate under a lock file.
 
-Calls that block are right here: nothing else has to go on meanwhile.
+Calls may block here, as nothing else runs at the same time.
 
-What the daemon keeps in its database does not count here: pauses, changed limits, and the rows that wait.
-The first waiting `hostguard run` that sees a free slot takes it, so there is no order among them; and as
-the session of a live scope is not known, a mind runs one turn at a time, whatever its cap.
+The daemon's database is not read: pauses, changed limits and waiting rows have no effect. The first waiting
+`hostguard run` that sees a free slot takes it, so there is no order among them. Since the session of a live
+scope is unknown, a mind runs one turn at a time, whatever its cap.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from hostguard.core.units import SLICE, parse_turn_unit, scope_properties, slice
 from hostguard.systemd.dbus_blocking import Bus
 from hostguard.telemetry.headlines import hold_text
 
-SWEEP_S = 2.0  # looks again this often, should a signal be missed
-LOCK_S = 5.0  # others hold the lock for milliseconds, a daemon that starts for a second or so
-START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
+SWEEP_S = 2.0  # checks again this often, in case a signal is missed
+LOCK_S = 5.0  # others hold the lock for milliseconds, a starting daemon for about a second
+START_S = 60.0  # for the job of a scope, which only waits for a slow PID 1
 
 
 @dataclass(frozen=True, slots=True)
 class LiveScope:
-    """A unit in one of our slices that has processes or is about to. `turn` is None if it is not ours."""
+    """A unit in our slices with processes, or starting. `turn` is None if hostguard did not start it."""
 
     unit: str
     mind: str
@@ -46,7 +46,7 @@ class LiveScope:
 
 
 def live_scopes(bus: Bus) -> list[LiveScope]:
-    """What holds a slot now, oldest first: scopes and services with processes in our slices, and starts."""
+    """The units that hold a slot, oldest first: those with processes in our slices, and those starting."""
     pids: dict[str, int] = {}
     minds: dict[str, str] = {}
     for cgroup, _pid, _command in _processes(bus):
@@ -56,7 +56,7 @@ def live_scopes(bus: Bus) -> list[LiveScope]:
             minds[unit] = mind
             pids[unit] = pids.get(unit, 0) + 1
     for unit_, *_, job_type, _job in bus.call("ListUnitsByPatterns", "asas", [], ["hostguard-turn-*.scope"]):
-        # Its processes are on their way; the list above may not have them yet.
+        # Its processes may not be in the list above yet.
         if job_type == b"start" and (turn := parse_turn_unit(unit_.decode())):
             minds.setdefault(unit_.decode(), turn[0])
     found = []
@@ -89,7 +89,7 @@ def _listed(bus: Bus, names: list[str]) -> list[Any]:
 
 
 def _place(cgroup: str) -> tuple[str, str] | None:
-    """(mind, unit) of a control group below one of our slices; None elsewhere and for minds themselves."""
+    """(mind, unit) of a cgroup in one of our slices; None elsewhere and for the services of minds."""
     mind = None
     for part in cgroup.split("/"):
         if part.endswith(".slice"):
@@ -101,7 +101,7 @@ def _place(cgroup: str) -> tuple[str, str] | None:
 
 
 def own_turn() -> str | None:
-    """The scope of the turn that this process is in, or None."""
+    """The scope of the turn that contains this process, or None."""
     parts = Path("/proc/self/cgroup").read_text(errors="surrogateescape").replace("\n", "/").split("/")
     return next((part for part in parts if parse_turn_unit(part)), None)
 
@@ -113,10 +113,10 @@ def enter_scope(
     deadline: float | None,
     on_held: Callable[[str, str], None],
 ) -> str | None:
-    """Wait for a slot, and move this process into a scope of `mind`: its unit, or None if the daemon is up.
+    """Wait for a slot and move this process into a scope of `mind`; its unit, or None if the daemon runs.
 
-    `deadline` is in monotonic seconds; `on_held` gets reason and blocker of each hold. Needs root.
-    Raises SystemdFailed, and CliError, with HELD when the deadline passed.
+    `deadline` is in monotonic seconds; `on_held` gets the reason and the blocker of each hold. Needs root.
+    Raises CliError, with HELD after the deadline, and SystemdFailed.
     """
     if os.geteuid() != 0 and not paths.USER:
         raise NotRunning(
@@ -135,7 +135,7 @@ def enter_scope(
             left = SWEEP_S if deadline is None else deadline - monotonic()
             if left <= 0:
                 hold = {"reason": verdict.reason, "blocker": verdict.blocker}
-                raise CliError(f"held for too long: {hold_text(hold, mind)}", HELD)
+                raise CliError(f"held for longer than --max-wait: {hold_text(hold, mind)}", HELD)
             on_held(verdict.reason, verdict.blocker)
             bus.wait(min(SWEEP_S, left))
 
@@ -151,7 +151,7 @@ def _configured(name: str) -> tuple[Config, Mind, str | None]:
         raise CliError(str(error)) from None
     mind = config.minds.get(name)
     if mind is None:
-        raise CliError(f"there is no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
+        raise CliError(f"no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
     return config, mind, choose(config.device_path, paths.STATE).node
 
 
@@ -161,7 +161,7 @@ def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope
     host = HostView(len(live), live[0].unit if live else None, config.global_concurrent_turns)
     own = tuple(turn for turn in live if turn.mind == mind.name)
     verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), _now())
-    assert not isinstance(verdict, Fold)  # no live turn was said to take input
+    assert not isinstance(verdict, Fold)  # no live turn takes input here
     return verdict
 
 
@@ -182,7 +182,7 @@ def _start(bus: Bus, mind: Mind, description: str, device: str | None) -> str:
 
 @contextmanager
 def _gate_lock() -> Iterator[bool]:
-    """Hold the lock of whoever admits turns: True, or False if a running daemon has it."""
+    """Hold the lock of the gate: True, or False if a running daemon holds it."""
     paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
     end = monotonic() + LOCK_S
     while True:
@@ -199,7 +199,7 @@ def _gate_lock() -> Iterator[bool]:
         if monotonic() > end:
             raise CliError(
                 f"{paths.LOCK} is held, but no daemon answers on {paths.SOCKET}: "
-                "systemctl status hostguard tells why"
+                "see systemctl status hostguard"
             )
         sleep(0.02)
 
@@ -207,7 +207,7 @@ def _gate_lock() -> Iterator[bool]:
 def _locked(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # systemd removes the runtime folder when the daemon stops: a lock on a file that is gone is none.
+        # systemd removes the runtime directory when the daemon stops: then the lock does not count.
         return os.path.samestat(os.fstat(fd), paths.LOCK.stat())
     except (BlockingIOError, FileNotFoundError):
         return False

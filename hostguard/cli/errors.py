@@ -1,4 +1,4 @@
-"""Exit codes, and the one exception that ends a command with a message instead of a traceback."""
+"""Exit codes, and the exception that ends a command with a message."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from hostguard.core.text import safe
 
 FAILED = 1
-USAGE = 2  # click's own for a usage error
+USAGE = 2  # as click exits for a usage error
 NOT_RUNNING = 3
 UNKNOWN = 4
 HELD = 75  # EX_TEMPFAIL of sysexits.h: try again later
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 class CliError(Exception):
-    """What went wrong and how to mend it, in words for the person at the terminal."""
+    """An error with a message for the user: what failed and how to fix it."""
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class CliError(Exception):
 
 
 class NotRunning(CliError):
-    """Nothing answers on the daemon's socket."""
+    """The daemon is not running."""
 
     def __init__(self, message: str = "") -> None:
         systemctl = "systemctl --user" if os.environ.get("HOSTGUARD_USER_MANAGER") == "1" else "systemctl"
@@ -38,7 +38,8 @@ class NotRunning(CliError):
 
 
 class ConnectionLost(CliError):
-    """The daemon went away before it had answered in full."""
+    """The daemon closed the connection, or stopped answering, before its answer was complete."""
 
-    def __init__(self, message: str = "hostguard went away: systemctl status hostguard tells why") -> None:
-        super().__init__(message, NOT_RUNNING)
+    def __init__(self, message: str = "") -> None:
+        lost = "lost the connection to hostguard: see systemctl status hostguard"
+        super().__init__(message or lost, NOT_RUNNING)

@@ -1,10 +1,9 @@
-"""The verbs as click has them."""
+"""The click group with all verbs."""
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
-from importlib.util import find_spec
 
 import click
 
@@ -20,21 +19,19 @@ Exit codes:
   2   the command line is wrong
   3   the daemon is not running
   4   no such mind, channel, delivery or turn
-  75  held for longer than was asked for
+  75  held for longer than --timeout or --max-wait
 """
 
 
 class LazyGroup(click.Group):
-    """Verbs that are modules hostguard.cli.verbs.VERB with the attribute `command`."""
+    """Imports the verb VERB from hostguard.cli.verbs.VERB, attribute `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs whose modules exist, in the order of the help."""
-        return [
-            name for verbs in VERBS.values() for name in verbs if find_spec(f"hostguard.cli.verbs.{name}")
-        ]
+        """The verbs in the order of the help."""
+        return [name for verbs in VERBS.values() for name in verbs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb, or None if there is none of that name."""
+        """Import the verb; None if there is no verb of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(f"hostguard.cli.verbs.{cmd_name}").command
@@ -42,15 +39,13 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section per group of verbs."""
-        present = self.list_commands(ctx)
         for title, verbs in VERBS.items():
-            if lines := [(name, line) for name, line in verbs.items() if name in present]:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
 
 
 def _user(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Before a verb is imported, and with it the paths."""
+    """Set the environment before a verb imports the paths."""
     if value:
         os.environ["HOSTGUARD_USER_MANAGER"] = "1"
 
@@ -62,7 +57,7 @@ def _user(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_user,
-    help="Ask the hostguardd of this user's own service manager.",
+    help="Talk to the hostguardd of the calling user's service manager.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:

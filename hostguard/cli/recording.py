@@ -1,4 +1,4 @@
-"""Where `hostguard pressure record` has its samples from."""
+"""The sources of samples for `hostguard pressure record`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def from_daemon(seconds: float) -> tuple[Head, Iterator[Sample]]:
-    """What the daemon remembers of the last minutes, and what it sees for so long. Raises CliError."""
+    """The daemon's samples of the last minutes, and then those of this many seconds. Raises CliError."""
     answer = client.call("GET", "/v1/pressure")
     settings = settings_of(client.call("GET", "/v1/config")["pressure"])
     return _head(answer["device"]["name"], settings), _remembered(answer["samples"], seconds)
@@ -41,7 +41,7 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
         yield sample_of(value)
     if not seconds:
         return
-    # The daemon looks at least once a second while somebody records.
+    # While a client records, the daemon takes samples at least once a second.
     with client.stream("GET", "/v1/pressure/samples", read_s=10 * TICK) as lines:
         for line in lines:
             value = json.loads(line)
@@ -52,7 +52,7 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
 
 
 def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
-    """What there is to see without the daemon, for so long. Raises CliError."""
+    """Samples taken without the daemon, for this many seconds. Raises CliError."""
     from hostguard.cli.daemonless import live_scopes
     from hostguard.pressure.sampler import Sampler
     from hostguard.systemd.dbus_blocking import Bus
@@ -63,15 +63,15 @@ def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
         raise CliError(str(error)) from None
     disk = device.choose(found.device_path, paths.STATE)
     if disk.name is None:
-        raise CliError(f"there is no disk to look at: {disk.reason}")
+        raise CliError(f"no disk to watch: {disk.reason}")
     live = 0
-    with suppress(SystemdFailed), Bus() as bus:  # a host without systemd has no turns
+    with suppress(SystemdFailed), Bus() as bus:  # without systemd there are no turns
         live = len(live_scopes(bus))
-    return _head(disk.name, found.pressure), _looks(Sampler(disk), live, found, seconds)
+    return _head(disk.name, found.pressure), _samples(Sampler(disk), live, found, seconds)
 
 
-def _looks(sampler: Sampler, live: int, found: Config, seconds: float) -> Iterator[Sample]:
-    """As often as the daemon would look."""
+def _samples(sampler: Sampler, live: int, found: Config, seconds: float) -> Iterator[Sample]:
+    """Take samples as often as the daemon does."""
     end, state = time.monotonic() + seconds, State()
     while True:
         sample = sampler.sample(live, found.global_concurrent_turns)

@@ -1,4 +1,4 @@
-"""The minds and the live turns as tables. Pure, but for the time."""
+"""Minds and live turns as tables. Pure, except that it reads the clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def mind_table(minds: list[Any], width: int | None) -> str:
-    """One mind a line, cut to `width` columns."""
+    """The minds, one per line, cut to `width` columns."""
     rows = [
         (
             mind["name"],
@@ -36,7 +36,7 @@ def mind_table(minds: list[Any], width: int | None) -> str:
 
 
 def turn_table(turns: list[Any], width: int | None) -> str:
-    """The live turns, one a line, cut to `width` columns."""
+    """The live turns, one per line, cut to `width` columns."""
     now = time()
     rows = [
         (
@@ -54,7 +54,7 @@ def turn_table(turns: list[Any], width: int | None) -> str:
 
 
 def turns_used(turns: list[Any], width: int | None) -> str:
-    """The live turns and what each has used, one a line, cut to `width` columns."""
+    """The live turns with their resource use, one per line, cut to `width` columns."""
     now = time()
     rows = [
         (
@@ -73,7 +73,7 @@ def turns_used(turns: list[Any], width: int | None) -> str:
 
 
 def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
-    """Those minds of the status, with why each waits, one a line, cut to `width` columns."""
+    """Minds of the status with the reason for waiting, one per line, cut to `width` columns."""
     now = round(time() * 1000)
     rows = [
         (
@@ -90,7 +90,7 @@ def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
 
 
 def _state(mind: Any) -> str:
-    """What it does, and whether it sleeps, or will, beside that."""
+    """The mind's state, with whether it sleeps or will sleep."""
     words = [mind["state"]]
     if mind.get("sleep", "awake") not in ("awake", mind["state"]):
         words.append(mind["sleep"])
@@ -100,7 +100,7 @@ def _state(mind: Any) -> str:
 
 
 def _kept(mind: Any) -> str:
-    """Rows that do not wait for the gate yet, by what they wait for."""
+    """Counts of held-back rows, by kind."""
     return ", ".join(f"{mind[name]} {name}" for name in ("batching", "gated") if mind.get(name))
 
 

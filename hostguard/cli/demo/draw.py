@@ -1,4 +1,4 @@
-"""The demo's results as plain text and as JSON. Pure."""
+"""The results of the demo as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from hostguard.cli.demo.plan import CAP, MINDS
 from hostguard.cli.demo.results import Phase, Stop, Turn, most_at_once
 from hostguard.core.text import cut, table
 
-NARROWEST = 20  # columns of a timeline's bars; below this they say nothing
-WIDTH = 100  # where stdout is no terminal
-_TICK = 10  # columns that a tick of the axis needs at least
+NARROWEST = 20  # the least columns of a timeline's bars
+WIDTH = 100  # without a terminal
+_TICK = 10  # the least columns between ticks of the axis
 
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """What bars are drawn with."""
+    """The characters of bars."""
 
     runs: str
     held: str
-    more: str  # stands for what was cut off
+    more: str  # replaces text that was cut off
 
 
 UNICODE, ASCII = Ink("█", "░", "…"), Ink("#", ".", "~")
 
 
 def ink(encoding: str | None) -> Ink:
-    """What an encoding can show."""
+    """The characters for an encoding."""
     return UNICODE if (encoding or "").lower().replace("-", "") == "utf8" else ASCII
 
 
 def timeline(turns: Sequence[Turn], now: float, scale: float, width: int, with_: Ink) -> list[str]:
-    """One row per mind, then the axis; no line is wider than `width` columns.
+    """One row per mind, then the axis, in at most `width` columns.
 
-    `scale` is the time in seconds that the bars' columns stand for, `now` ends what has not ended.
+    `scale` is the length of the axis in seconds; turns that have not ended end at `now`.
     """
     label = max(map(len, MINDS)) + 2
     room = max(NARROWEST, width - label)
@@ -52,7 +52,7 @@ def _bar(turns: Sequence[Turn], mind: str, now: float, scale: float, room: int, 
 
     def cells(start: float, end: float) -> range:
         first = min(int(start / scale * room), room - 1)
-        # The cell in which a turn ends is free for the next, unless it is the only one.
+        # The cell in which a turn ends is free for the next turn, unless it is the only cell.
         return range(first, min(max(first + 1, int(end / scale * room)), room))
 
     for turn in turns:
@@ -90,14 +90,14 @@ def _axis(scale: float, room: int) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A measured time: ms below a second."""
+    """A measured time, in ms below a second."""
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
 
 
 def times(more: float, less: float) -> str:
-    """How many times `more` is `less`."""
+    """The ratio of `more` to `less`."""
     if not less:
         return "-"
     ratio = more / less
@@ -105,7 +105,7 @@ def times(more: float, less: float) -> str:
 
 
 def holds(turns: Iterable[Turn], width: int, with_: Ink) -> str:
-    """Every hold: who, why, behind what, how long."""
+    """A table of all holds, with reason, blocker and length."""
     rows = [
         (turn.mind, turn.cause, turn.held.reason, seconds(turn.held.seconds), turn.held.blocker)
         for turn in turns
@@ -117,7 +117,7 @@ def holds(turns: Iterable[Turn], width: int, with_: Ink) -> str:
 
 
 def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
-    """The two phases side by side."""
+    """A table that compares the two phases."""
     before, after = unguarded.felt, guarded.felt
     rows: list[tuple[str, str, str, str]] = [
         ("turns at once", str(most_at_once(unguarded.turns)), str(most_at_once(guarded.turns)), ""),
@@ -132,14 +132,14 @@ def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
 
 
 def stood(stop: Stop, phase: Phase) -> list[tuple[str, str]]:
-    """What is to be said of the card that stopped."""
+    """The facts about the phase with the stopped card."""
     answers = f"{stop.answers.count} times, p99 {seconds(stop.answers.p99)}"
     return [
-        ("the guard said so after", seconds(stop.told)),
-        ("and let run at once", "-" if stop.cap is None else f"{stop.cap}, before that {CAP}"),
+        ("the guard reported it after", seconds(stop.told)),
+        ("turns allowed at a time", "-" if stop.cap is None else f"{stop.cap}, before that {CAP}"),
         ("turns that started meanwhile", str(stop.started)),
-        ("its status was answered", answers),
-        ("the whole cap was back after", seconds(stop.back)),
+        ("status was answered", answers),
+        ("the full cap was back after", seconds(stop.back)),
         (
             "turns that ran to their end",
             f"{sum(turn.exit == 0 for turn in phase.turns)} of {len(phase.turns)}",
@@ -155,10 +155,10 @@ def summary(
     stopped: Phase | None = None,
     stop: Stop | None = None,
 ) -> str:
-    """All that the demo has to say."""
+    """The summary at the end of the demo."""
     phases = [(unguarded, "all at once"), (guarded, f"a global cap of {CAP}")]
     if stopped is not None and stop is not None:
-        phases.append((stopped, f"the card stands still from {stop.at:.1f} s to {stop.going:.1f} s"))
+        phases.append((stopped, f"the card is stopped from {stop.at:.1f} s to {stop.going:.1f} s"))
     scale = max(phase.total for phase, _ in phases)
     parts = []
     for phase, said in phases:
@@ -166,14 +166,14 @@ def summary(
         parts.append("\n".join([f"{phase.name.capitalize()}: {len(phase.turns)} turns, {said}", *rows]))
     parts.append("Holds under the guard\n" + holds(guarded.turns, width, with_))
     parts.append(
-        "What a bystander felt, who writes 4 KiB and flushes it four times a second\n"
+        "Delay of a bystander that writes and syncs 4 KiB four times a second\n"
         + compared(unguarded, guarded, width, with_)
     )
     if stopped is not None and stop is not None:
         told = stood(stop, stopped)
         wide = max(len(name) for name, _ in told)
         lines = [f"{name:{wide}}  {value}" for name, value in told]
-        parts.append("\n".join([f"When the card stood still for {seconds(stop.seconds)}", *lines]))
+        parts.append("\n".join([f"While the card was stopped for {seconds(stop.seconds)}", *lines]))
     return "\n\n".join(parts)
 
 
@@ -186,7 +186,7 @@ def as_dict(
     stopped: Phase | None = None,
     stop: Stop | None = None,
 ) -> dict[str, Any]:
-    """The same as JSON. Times in seconds."""
+    """The summary as JSON. Times are in seconds."""
     before, after = unguarded.felt, guarded.felt
     return {
         "folder": folder,

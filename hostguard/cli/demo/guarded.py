@@ -1,4 +1,4 @@
-"""The second phase, and the third: the same turns through the guard, with a global cap."""
+"""The second and the third phase: the same turns under the guard, with a global cap."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hostguard.core.names import MAIN_SESSION
 
 NAME = "guarded"
 SAID = f"{len(WAKES)} turns start in the same second, with a global cap of {CAP}"
-STUCK_S = 300.0  # without an event: turns of others may fill the cap for a while, but not for ever
+STUCK_S = 300.0  # without an event; other turns may fill the cap for a while
 LOOK_S = 0.1
-SEND_S = 0.5  # the heartbeats are on their way by then
-FINAL_S = 60  # for a row's end to be stored, on a device that has been kept busy
+SEND_S = 0.5  # enough to queue the heartbeats
+FINAL_S = 60  # for the end of a row to be stored on a busy device
 
 
 def run(
@@ -85,7 +85,7 @@ def _follow(
     bystander: Bystander,
     meanwhile: Callable[[float], bool],
 ) -> None:
-    """Keep `turns` as the events tell, until all are over, and so is `meanwhile`. Raises CliError."""
+    """Update `turns` from events until all have ended and `meanwhile` returns True. Raises CliError."""
     heard = time.monotonic()
     while not meanwhile(time.time() - start) or any(turn.ended is None for turn in turns.values()):
         event = events.next(LOOK_S)
@@ -99,15 +99,13 @@ def _follow(
             if word:
                 view.line(at, word, said)
         elif time.monotonic() - heard > STUCK_S:
-            raise CliError(
-                f"no turn of the demo started or ended for {STUCK_S:g} s: hostguard status tells why"
-            )
+            raise CliError(f"no turn of the demo started or ended for {STUCK_S:g} s: see hostguard status")
         now = time.time()
-        view.frame(list(turns.values()), now - start, bystander.feels(now))
+        view.frame(list(turns.values()), now - start, bystander.delay(now))
 
 
 def after(turn: Turn, event: Mapping[str, Any], at: float) -> tuple[Turn, str, str]:
-    """The turn after an event of its delivery, `at` seconds from the start; a word and a text for people."""
+    """The turn after an event of its delivery, `at` seconds from the start; a word and a text to show."""
     reason, blocker = str(event.get("reason")), str(event.get("blocker"))
     match event["type"]:
         case "held":
@@ -118,7 +116,7 @@ def after(turn: Turn, event: Mapping[str, Any], at: float) -> tuple[Turn, str, s
         case "started":
             waited = f" after {turn.held.seconds:.1f} s" if turn.held and turn.held.seconds else ""
             return replace(turn, started=at), "start", turn.name + waited
-        case "failed":  # the guard would try it again, for minutes
+        case "failed":  # the guard would retry it, for minutes
             raise CliError(f"a turn failed: {event['text']}")
         case "ended" | "cancelled" | "expired" | "dead" as word:
             return replace(turn, ended=at), word.removesuffix("ed") if word == "ended" else word, turn.name
@@ -126,7 +124,7 @@ def after(turn: Turn, event: Mapping[str, Any], at: float) -> tuple[Turn, str, s
 
 
 def _stored(turn: Turn, start: float) -> Turn:
-    """The turn as the guard stored it: its start there is when it got its slot."""
+    """The turn as the guard stored it; its start is when it got its slot."""
     row = client.call("GET", f"/v1/deliveries/{turn.id}", params={"wait_s": FINAL_S})
     result = row["result"]
     return replace(

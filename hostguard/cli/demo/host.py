@@ -1,4 +1,4 @@
-"""What the demo changes on the host, and its undoing."""
+"""The changes of the demo to the host, and their undoing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hostguard.linux.files import write_whole
 
 DROP_INS = paths.DROP_INS[-1]
 FILE = DROP_INS / "demo-minds.toml"
-BACK_S = 15.0  # for a daemon that is being restarted
-ENDED_S = 120.0  # for turns that were stopped in the middle of a write to a stalled device
+BACK_S = 15.0  # for a daemon that restarts
+ENDED_S = 120.0  # for turns stopped during a write to a stalled device
 GLOBAL = "global_concurrent_turns"
 FOLDER_PREFIX = "hostguard-demo-"
 
@@ -40,16 +40,14 @@ class Host:
         self._note = Note(str(folder))
 
     def configure(self) -> None:
-        """Make the demo's minds known to the guard. Raises CliError."""
+        """Configure the demo's minds. Raises CliError."""
         self._write_note()
         answer = client.call("POST", "/v1/reload")
         if str(FILE) not in answer["sources"]:
-            raise CliError(
-                f"the daemon does not read {FILE}: do HOSTGUARD_CONFIG and HOSTGUARD_RUNTIME differ?"
-            )
+            raise CliError(f"the daemon does not read {FILE}: check HOSTGUARD_CONFIG and HOSTGUARD_RUNTIME")
 
     def set_cap(self) -> None:
-        """Let at most CAP turns run until the end of the demo. Raises CliError."""
+        """Set the global cap to CAP until the end of the demo. Raises CliError."""
         limit = _global_limit()
         if limit["value"] == CAP:
             return
@@ -59,7 +57,7 @@ class Host:
         _set_global_limit(CAP, True)
 
     def clear(self) -> None:
-        """Remove what a phase wrote, so that the next one finds the device as this one did."""
+        """Remove the files of a phase, so that the next one starts with the same device."""
         for file in self.folder.iterdir():
             file.unlink()
         fd = os.open(self.folder, os.O_RDONLY)
@@ -67,25 +65,24 @@ class Host:
         os.close(fd)
 
     def undo(self) -> None:
-        """Undo everything. Raises CliError that names what could not be undone."""
+        """Undo all changes. Raises CliError with those that could not be undone."""
         _undo(self._note)
 
     def _write_note(self) -> None:
-        # In one step: the daemon may read it at any time.
         write_whole(FILE, drop_in(self._note, self.size))
 
 
 @contextmanager
 def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
-    """The host, ready for the demo to run in a fresh folder of `base`; all is undone in the end.
+    """The host, prepared for the demo in a new directory of `base`. All changes are undone at the end.
 
     Raises CliError.
     """
     if os.geteuid() != 0:
-        raise CliError("the demo starts turns of root's: run it with sudo")
+        raise CliError("the demo starts turns as root: run it with sudo")
     state = client.call("GET", "/v1/status")["state"]
     if state != "running":
-        raise CliError(f"the guard does not start turns now, it is {state}: hostguard status")
+        raise CliError(f"the guard is {state} and starts no turns: see hostguard status")
     with _alone(), signals.held():
         made = _make_drop_in_folder()
         host = None
@@ -97,7 +94,7 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
                 with signals.let():
                     yield host
             except BaseException:
-                click.echo("ending the demo: its turns are stopped, and what it changed is undone", err=True)
+                click.echo("ending the demo: stopping its turns and undoing its changes", err=True)
                 raise
         finally:
             try:
@@ -105,7 +102,7 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
                     host.undo()
             finally:
                 if made:
-                    with suppress(OSError):  # somebody put a file there meanwhile
+                    with suppress(OSError):  # it contains another file now
                         DROP_INS.rmdir()
 
 
@@ -116,7 +113,7 @@ def _alone() -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise CliError("another `hostguard demo` runs on this host") from None
+        raise CliError("another `hostguard demo` is running on this host") from None
     finally:
         os.close(fd)
 
@@ -130,15 +127,15 @@ def _make_drop_in_folder() -> bool:
 
 
 def _clean_up() -> None:
-    """Undo what a demo that was killed has left. Raises CliError if its names belong to somebody else."""
+    """Undo the changes of a killed demo. Raises CliError if its names belong to other minds."""
     if FILE.exists():
         _undo(read_note(FILE.read_text(errors="replace")) or Note(""))
     wanted = {configured(mind) for mind in MINDS}
     found = [mind for mind in client.call("GET", "/v1/minds")["minds"] if mind["name"] in wanted]
     for mind in found:
         if mind["state"] != "unknown":
-            raise CliError(f"the host has a mind {mind['name']} already, whose name the demo needs")
-    if found:  # rows outlive a reboot, the file does not
+            raise CliError(f"the host already has a mind {mind['name']}, a name that the demo needs")
+    if found:  # rows survive a reboot, the file does not
         _end_turns()
 
 
@@ -148,14 +145,14 @@ def _fresh_folder(base: Path, size: int) -> Path:
         if free.f_bavail * free.f_frsize < space(size):
             raise CliError(
                 f"{base} has {free.f_bavail * free.f_frsize >> 20} MiB free, the demo needs"
-                f" {space(size) >> 20} MiB: choose another --dir or a smaller --size"
+                f" {space(size) >> 20} MiB: use another --dir or a smaller --size"
             )
         str(base.resolve()).encode()
         return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=base.resolve()))
     except OSError as error:
         raise CliError(f"{base}: {error.strerror}") from None
     except UnicodeEncodeError:
-        raise CliError(f"{base}: the name is not UTF-8: choose another --dir") from None
+        raise CliError(f"{base}: the name is not UTF-8: use another --dir") from None
 
 
 def _global_limit() -> dict[str, Any]:
@@ -181,9 +178,9 @@ def _undo(note: Note) -> None:
         except (CliError, OSError, subprocess.SubprocessError) as error:
             failed.append(str(error))
     if failed:
-        # The note stays, too.
+        # The note stays as well.
         causes = "\n".join(dict.fromkeys(failed))
-        raise CliError(f"the demo could not be undone; the next `hostguard demo` does it first:\n{causes}")
+        raise CliError(f"not all changes were undone; the next `hostguard demo` does that first:\n{causes}")
     FILE.unlink(missing_ok=True)
     client.call("POST", "/v1/reload")
 
@@ -195,7 +192,7 @@ def _wait_for_daemon() -> None:
             client.call("GET", "/v1/status", read_s=BACK_S)
         except (NotRunning, ConnectionLost):
             time.sleep(0.2)
-        except CliError:  # each step tells what it could not do
+        except CliError:  # each step reports its own errors
             return
         else:
             return
@@ -207,19 +204,19 @@ def _end_turns() -> None:
         try:
             left = _cancel_queued()
         finally:
-            # With their slices, which systemd would otherwise keep; this works without the daemon, too. Last,
-            # also of all: a turn that was being started makes its slice anew.
+            # Stop the slices, which systemd would otherwise keep; this works without the daemon. It comes
+            # last, because a turn that was starting creates its slice again.
             slices = [mind_slice(configured(mind)) for mind in MINDS]
             subprocess.run(["systemctl", "stop", "--", *slices], check=True, timeout=ENDED_S)
         if not left:
             return
         if time.monotonic() > until:
-            raise CliError("turns of the demo still run")
+            raise CliError("turns of the demo are still running")
         time.sleep(0.1)
 
 
 def _cancel_queued() -> int:
-    """Cancel the demo's queued rows; how many were not final before."""
+    """Cancel the demo's queued rows; the number of rows that were not final."""
     rows = [
         row
         for mind in MINDS
@@ -227,7 +224,7 @@ def _cancel_queued() -> int:
     ]
     for row in rows:
         if row["state"] == "queued":
-            with suppress(CliError):  # it started just now: the next look tells
+            with suppress(CliError):  # it has just started: the next check shows it
                 client.call("POST", f"/v1/deliveries/{row['id']}/cancel")
     return len(rows)
 
@@ -236,11 +233,11 @@ def _restore_limit(note: Note) -> None:
     if note.limit is None:
         return
     limit = _global_limit()
-    if (limit["value"], limit["source"]) == (CAP, "runtime"):  # otherwise somebody has changed it meanwhile
+    if (limit["value"], limit["source"]) == (CAP, "runtime"):  # otherwise it was changed meanwhile
         _set_global_limit(note.limit, note.runtime)
 
 
 def _remove(folder: str) -> None:
-    if Path(folder).name.startswith(FOLDER_PREFIX):  # a note may have been edited
+    if Path(folder).name.startswith(FOLDER_PREFIX):  # the note may have been edited
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The first phase: all turns at once, as plain processes, as on a host without hostguard."""
+"""The first phase: all turns at once as plain processes, as on a host without hostguard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hostguard.cli.errors import CliError
 
 NAME = "unguarded"
 LOOK_S = 0.02
-STUCK_S = 300.0  # a card that stalls is the demo's subject; one that is gone is not
+STUCK_S = 300.0  # longer than a card stalls
 
 
 def run(host: Host, view: View, signals: Signals) -> Phase:
@@ -44,12 +44,12 @@ def run(host: Host, view: View, signals: Signals) -> Phase:
         while any(turn.ended is None for turn in turns):
             now = time.time() - start
             if now > STUCK_S:
-                raise CliError(f"{host.folder}: not all turns ended within {STUCK_S:g} s: a smaller --size?")
+                raise CliError(f"{host.folder}: not all turns ended in {STUCK_S:g} s: use a smaller --size")
             for i, (turn, child) in enumerate(zip(turns, children, strict=True)):
                 if turn.ended is None and (status := child.poll()) is not None:
                     turns[i] = replace(turn, ended=now, exit=status, outcome=f"exit status {status}")
                     view.line(now, "end", f"{turn.name}: exit status {status}")
-            view.frame(turns, now, bystander.feels(start + now))
+            view.frame(turns, now, bystander.delay(start + now))
             time.sleep(LOOK_S)
         phase = Phase(NAME, tuple(turns), bystander.end(start))
         view.over(phase)

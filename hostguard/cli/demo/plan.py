@@ -1,4 +1,4 @@
-"""Who takes part in the demo, and what their turns run. Pure."""
+"""The minds of the demo, and the commands of their turns. Pure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ MINDS = (
 )
 CHANNEL = "#demo"
 CAP = 2
-BLOCK = 512 << 10  # bytes written between two flushes, as in facts.md's table
-SIZE = 6 << 20  # bytes per turn: 15 turns keep a card of 4 MB/s busy for 24 s
+BLOCK = 512 << 10  # bytes between two syncs, as in the table of facts.md
+SIZE = 6 << 20  # bytes per turn: 15 turns take a card of 4 MB/s 24 s
 SIZE_MAX = 1 << 30
-STOP_AFTER_S = 1.0  # turns are at work then, however small
+STOP_AFTER_S = 1.0  # by then turns are running
 STOP_S = 10.0
 STOP_MAX_S = 600.0
-MAX_TURN = "10min"  # ends turns that a killed demo left behind
+MAX_TURN = "10min"  # ends turns left by a killed demo
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """One turn that is asked for."""
+    """One turn to start."""
 
     mind: str
     cause: str  # heartbeat, message
@@ -47,7 +47,7 @@ WAKES = tuple([Wake(mind, "heartbeat") for mind in HEARTBEATS] + [Wake(mind, "me
 
 
 def configured(mind: str) -> str:
-    """The name under which the guard knows the mind."""
+    """The mind's name in the configuration."""
     return PREFIX + mind
 
 
@@ -57,22 +57,22 @@ def shown(mind: str) -> str:
 
 
 def command(file: Path, size: int) -> list[str]:
-    """Writes `size` bytes, rounded up to whole blocks, each block on the device before the next."""
+    """A command that writes `size` bytes, rounded up to whole blocks, and syncs each block."""
     blocks = f"count={-(-size // BLOCK)}"
     return ["/bin/dd", "if=/dev/zero", f"of={file}", f"bs={BLOCK}", blocks, "oflag=dsync", "status=none"]
 
 
 def space(size: int) -> int:
-    """Bytes that must be free for one phase, with some room for the file system's own."""
+    """The free bytes that one phase needs, with a reserve for the file system."""
     return len(WAKES) * (size + BLOCK) * 5 // 4
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a later demo must undo if this one is killed.
+    """The changes that a later demo must undo if this one is killed.
 
-    `limit` is the value that gives the host its global cap back, as the API takes it; None if the cap was not
-    changed. `runtime` tells whether that is only until the next boot.
+    `limit` is the value that restores the global cap through the API; None if the cap was not changed.
+    `runtime`: it applies only until the next boot.
     """
 
     folder: str
@@ -84,12 +84,12 @@ _NOTE = "# undo: "
 
 
 def drop_in(note: Note, size: int) -> str:
-    """The configuration of the demo's minds, with the note in a comment."""
+    """The configuration of the demo's minds, with the note as a comment."""
     return "\n".join(_drop_in(note, size)) + "\n"
 
 
 def _drop_in(note: Note, size: int) -> Iterator[str]:
-    yield "# Written by `hostguard demo`, which removes it. If none runs, the next one cleans up."
+    yield "# Written by `hostguard demo`, which removes it. If it was killed, the next demo does."
     yield _NOTE + json.dumps(asdict(note))
     for mind in MINDS:
         argv = command(Path(note.folder, mind), size)
@@ -104,7 +104,7 @@ def _drop_in(note: Note, size: int) -> Iterator[str]:
 
 
 def read_note(text: str) -> Note | None:
-    """The note in a drop-in; None if there is none that makes sense."""
+    """The note in a drop-in; None if there is no valid one."""
     for line in text.splitlines():
         if line.startswith(_NOTE):
             try:
@@ -115,7 +115,7 @@ def read_note(text: str) -> Note | None:
 
 
 def restoring(limit: Mapping[str, Any]) -> tuple[int | str, bool]:
-    """(value, runtime) that set a global cap again as GET /v1/limits showed it."""
+    """(value, runtime) to restore a global cap that GET /v1/limits showed."""
     if limit["source"] not in ("kept", "runtime"):
         return "default", False
     return "unlimited" if limit["value"] is None else limit["value"], limit["source"] == "runtime"

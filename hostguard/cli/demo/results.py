@@ -1,4 +1,4 @@
-"""What a phase of the demo came to, and whether the guard kept its word. Pure. Times are seconds."""
+"""The results of the demo's phases, and which promises failed. Pure. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import ceil
 
 from hostguard.cli.demo.plan import CAP
 
-TOLD_S = 3.0  # the guard tells of a stall within 2 s; on a busy machine a little later
+TOLD_S = 3.0  # the guard reports a stall within 2 s, on a busy machine a little later
 ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A hold: why it began, what it waited for, and how long it was. `seconds` None: it goes on."""
+    """A hold: its first reason and blocker, and its length. `seconds` None: it has not ended."""
 
     reason: str
     blocker: str
@@ -23,7 +23,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn, wanted or begun or over. Times count from the start of the phase."""
+    """One turn: due, running or ended. Times count from the start of the phase."""
 
     mind: str
     cause: str
@@ -37,13 +37,13 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """For a line about it."""
+        """The name in output."""
         return f"{self.mind} {self.cause}"
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write + fsync of the bystander: when it began, and how long it took."""
+    """One write and fsync of the bystander: its start and its duration."""
 
     at: float
     took: float
@@ -51,7 +51,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """All turns of a phase. `scopes` is the most live scopes that were seen at once."""
+    """A phase. `scopes` is the largest number of live scopes that was seen."""
 
     name: str
     turns: tuple[Turn, ...]
@@ -65,13 +65,13 @@ class Phase:
 
     @property
     def felt(self) -> Felt:
-        """What the bystander felt until the last end."""
+        """The bystander's figures until the last end."""
         return felt(write.took for write in self.writes if write.at <= self.total)
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """How long the bystander's writes took."""
+    """Figures of the durations of the bystander's writes."""
 
     count: int
     p50: float
@@ -81,11 +81,11 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What the guard made of a card that stopped `at`, and was `going` again; both since the phase's start.
+    """The guard's response to a card that stopped `at` and continued at `going`, since the phase's start.
 
-    `told`: from the stop to the guard's word of it, None if there was none. `cap`: what it let run from then
-    on. `started`: how many turns started until the card went on. `answers`: how long its status took in that
-    time. `back`: from there to the whole cap, None if that did not come back.
+    `told`: from the stop to the guard's report, None if there was none. `cap`: the cap after that. `started`:
+    the number of turns that started before the card continued. `answers`: the durations of its status answers
+    in that time. `back`: from there to the full cap, None if it did not come back.
     """
 
     at: float
@@ -98,23 +98,23 @@ class Stop:
 
     @property
     def seconds(self) -> float:
-        """How long the card stood still."""
+        """How long the card was stopped."""
         return self.going - self.at
 
 
 def felt(took: Iterable[float]) -> Felt:
-    """The figures of these times; all 0 if there are none."""
+    """The figures of durations; all 0 if there are none."""
     ordered = sorted(took)
     return Felt(len(ordered), percentile(ordered, 50), percentile(ordered, 99), percentile(ordered, 100))
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile of sorted values, so always one of them; 0 of none."""
+    """The nearest-rank percentile of sorted values; 0 if there are none."""
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else 0.0
 
 
 def most_at_once(turns: Iterable[Turn]) -> int:
-    """The most turns that ran at one time. One that starts as another ends does not run beside it."""
+    """The largest number of turns at a time. One that starts as another ends does not overlap it."""
     steps = [
         step
         for turn in turns
@@ -129,7 +129,7 @@ def most_at_once(turns: Iterable[Turn]) -> int:
 
 
 def failures(unguarded: Phase, *guarded: Phase) -> list[str]:
-    """A sentence for each promise that was broken; none if all were kept."""
+    """A sentence for each promise that failed."""
     broken = [
         f"{phase.name}: {turn.name}: {turn.outcome}"
         for phase in (unguarded, *guarded)
@@ -154,14 +154,14 @@ def failures(unguarded: Phase, *guarded: Phase) -> list[str]:
 
 
 def stop_failures(stop: Stop) -> list[str]:
-    """The same of the promises for a card that stops."""
+    """A sentence for each promise about a stopped card that failed."""
     broken = []
     if stop.told is None:
-        broken.append("the guard did not say that the card stalls")
+        broken.append("the guard did not report the stall")
     elif stop.told > TOLD_S:
-        broken.append(f"the guard said only after {stop.told:.1f} s that the card stalls")
+        broken.append(f"the guard reported the stall only after {stop.told:.1f} s")
     elif stop.cap != CAP // 2:
-        broken.append(f"the cap was {stop.cap} while the card stalled, and not {CAP // 2}")
+        broken.append(f"the cap was {stop.cap} while the card stalled, not {CAP // 2}")
     if stop.started:
         broken.append(f"{stop.started} turns started while the card stalled")
     if stop.answers.p99 > ANSWER_S:
@@ -172,7 +172,7 @@ def stop_failures(stop: Stop) -> list[str]:
 
 
 def overtakings(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
-    """(early, late) for each turn that started before one accepted earlier, whose mind was not busy."""
+    """(early, late) for each turn that started before an earlier one whose mind was not busy."""
     return [
         (early, late)
         for early in turns
@@ -190,5 +190,5 @@ def overtakings(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
 
 
 def runs_at(turn: Turn, at: float) -> bool:
-    """Whether the turn ran then; its first and its last moment count."""
+    """Whether the turn ran at a time, its start and end included."""
     return turn.started is not None and turn.started <= at and (turn.ended is None or at <= turn.ended)

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination that end the demo between two changes to the host, never in the middle of one."""
+"""Signals that end the demo between two changes to the host, never during one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """A signal raises KeyboardInterrupt or SystemExit(128 + number), at once or at the end of `held`."""
+    """A signal raises KeyboardInterrupt or SystemExit(128 + number), immediately or at the end of `held`."""
 
     def __init__(self) -> None:
         self._holding = 0
@@ -19,7 +19,7 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Handle the signals in here."""
+        """Handle the signals inside this context."""
         before = {number: signal.signal(number, self._handle) for number in ENDING}
         try:
             yield
@@ -29,7 +29,7 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is done in here is done whole."""
+        """Signals do not interrupt this context."""
         self._holding += 1
         try:
             yield
@@ -39,7 +39,7 @@ class Signals:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """What is done in here may be torn, although it is inside `held`."""
+        """Signals may interrupt this context, although it is inside `held`."""
         holding, self._holding = self._holding, 0
         try:
             self._raise_pending()

@@ -1,4 +1,4 @@
-"""The third phase: the card stops under the guarded turns, and goes on after a while."""
+"""The third phase: the card stops during the guarded turns, and continues after a while."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import View
 
 NAME = "stopped"
-BACK_S = 120.0  # for the whole cap; longer, and the summary says that it did not come back
+BACK_S = 120.0  # for the full cap; after that, the summary reports that it did not come back
 
 
 def run(host: Host, view: View, signals: Signals, stop_file: Path, seconds: float) -> tuple[Phase, Stop]:
-    """Run the phase. The card stops while there is a file `stop_file`. Raises CliError, OSError."""
+    """Run the phase. The card is stopped while the file `stop_file` exists. Raises CliError, OSError."""
     card = _Card(stop_file, seconds, view)
-    said = f"{len(WAKES)} turns again; from {STOP_AFTER_S:g} s on the card stands still, for {seconds:g} s"
+    said = f"{len(WAKES)} turns again; after {STOP_AFTER_S:g} s the card stops for {seconds:g} s"
     try:
         phase = guarded.run(host, view, signals, NAME, said, card.look)
     finally:
@@ -29,7 +29,7 @@ def run(host: Host, view: View, signals: Signals, stop_file: Path, seconds: floa
 
 
 class _Card:
-    """Stops and goes on, and sees what the guard makes of it. Times are seconds since the phase's start."""
+    """Stops the card and watches the guard's response. Times are in seconds since the phase's start."""
 
     def __init__(self, stop_file: Path, seconds: float, view: View) -> None:
         self._file, self._seconds, self._view = stop_file, seconds, view
@@ -41,17 +41,17 @@ class _Card:
         self._answers: list[float] = []
 
     def look(self, at: float) -> bool:
-        """Do and see what is due; whether all is over. Call it some ten times a second. Raises CliError."""
+        """Do what is due; True if all is done. Call it about ten times a second. Raises CliError."""
         if self._stopped is None:
             if at >= STOP_AFTER_S:
                 self._file.touch()
                 self._stopped = at
-                self._view.line(at, "stop", "the card stands still: nothing completes")
+                self._view.line(at, "stop", "the card stops: no request completes")
             return False
         if self._going is None and at >= self._stopped + self._seconds:
             self._file.unlink()
             self._going = at
-            self._view.line(at, "go", "the card goes on")
+            self._view.line(at, "go", "the card continues")
         began = time.monotonic()
         pressure = client.call("GET", "/v1/status")["pressure"]
         took = time.monotonic() - began
@@ -66,7 +66,7 @@ class _Card:
         return self._back is not None or at > self._going + BACK_S
 
     def result(self, phase: Phase) -> Stop:
-        """What was seen."""
+        """The guard's response."""
         assert self._stopped is not None
         assert self._going is not None
         told = self._told if self._told is not None else self._going

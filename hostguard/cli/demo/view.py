@@ -1,4 +1,4 @@
-"""What is shown while the demo runs."""
+"""Output while the demo runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hostguard.cli.demo.plan import MINDS
 from hostguard.cli.demo.results import Phase, Turn
 
 FRAME_S = 0.2
-SCALE_S = 5.0  # the least time that a growing timeline shows
-HEIGHT = len(MINDS) + 5  # lines that a timeline needs, with what stands around it
+SCALE_S = 5.0  # the initial length of a growing timeline
+HEIGHT = len(MINDS) + 5  # lines of a timeline with the text around it
 
 
 class View:
-    """Shows nothing: for --json."""
+    """No output, for --json."""
 
     def phase(self, name: str, said: str) -> None:
-        """A phase begins."""
+        """Show the start of a phase."""
 
     def line(self, at: float, word: str, said: str) -> None:
-        """Something happened, `at` seconds from the start of the phase."""
+        """Show an event, `at` seconds from the start of the phase."""
 
     def frame(self, turns: Sequence[Turn], now: float, felt: float | None) -> None:
-        """How things are, `now` seconds from the start; `felt`: what the bystander feels."""
+        """Show the turns, `now` seconds from the start; `felt` is the bystander's delay."""
 
     def over(self, phase: Phase) -> None:
-        """A phase ended."""
+        """Show the end of a phase."""
 
 
 class Lines(View):
@@ -52,12 +52,12 @@ class Lines(View):
 
 
 class Screen(View):
-    """A timeline that grows, on a terminal."""
+    """A growing timeline, on a terminal."""
 
     def __init__(self, width: int, with_: Ink) -> None:
         self._width = width
         self._ink = with_
-        self._drawn = 0  # lines that the next frame goes over
+        self._drawn = 0  # lines that the next frame replaces
         self._due = 0.0
         self._scale = SCALE_S
 
@@ -66,30 +66,30 @@ class Screen(View):
         click.echo(cut_with(f"{name.capitalize()}: {said}", self._width, self._ink))
 
     def frame(self, turns: Sequence[Turn], now: float, felt: float | None) -> None:
-        """Draw it over the one before, a few times a second."""
+        """Replace the previous frame, a few times a second."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + FRAME_S
         runs = sum(turn.started is not None and turn.ended is None for turn in turns)
         waits = sum(turn.started is None and turn.ended is None for turn in turns)
-        said = f"{runs} run, {waits} wait; the bystander's write takes {seconds(felt)}"
+        said = f"{runs} running, {waits} waiting; the bystander's write takes {seconds(felt)}"
         lines = timeline(turns, now, max(self._scale, now), self._width, self._ink)
         self._draw([*lines, cut_with(said, self._width, self._ink)])
 
     def over(self, phase: Phase) -> None:
-        """Only a line of it stays: the summary shows it again."""
+        """Leave one line: the summary shows the timeline again."""
         self._scale = max(self._scale, phase.total)
         self._draw([f"  done after {seconds(phase.total)}"])
         self._drawn = 0
 
     def _draw(self, lines: Sequence[str]) -> None:
-        over = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""  # up to its first line; clear all below
+        over = f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""  # up to its first line; clear below
         print(over + "\n".join(lines), flush=True)
         self._drawn = len(lines)
 
 
 def choose(as_json: bool) -> tuple[View, int, Ink]:
-    """The view that fits stdout; and width and ink for what is printed at the end."""
+    """The view for stdout, with the width and the characters of the summary."""
     with_ = ink(sys.stdout.encoding)
     size = shutil.get_terminal_size()
     if as_json:

@@ -1,4 +1,4 @@
-"""What the second phase is seen with: the guard's own events, and systemd's scopes."""
+"""Sources of the guarded phases: the guard's events, and the scopes in the kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_S = 30.0
 
 
 class Events:
-    """The guard's events from when this was entered. Raises CliError."""
+    """The guard's events since this context was entered. Raises CliError."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -29,14 +29,14 @@ class Events:
     def __enter__(self) -> Events:
         threading.Thread(target=self._read, daemon=True).start()
         if not self._ready.wait(READY_S):
-            raise CliError("hostguard does not answer: systemctl status hostguard tells why")
+            raise CliError("hostguard does not answer: see systemctl status hostguard")
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass  # the thread ends with the process: nothing can wake it from its read
+        pass  # the thread ends with the process: its read cannot be interrupted
 
     def next(self, seconds: float) -> dict[str, Any] | None:
-        """The next event, or None if there is none within that time. Raises CliError: there will be none."""
+        """The next event, or None after this time. Raises CliError if there will be none."""
         try:
             event = self._queue.get(timeout=seconds)
         except queue.Empty:
@@ -59,7 +59,7 @@ class Events:
 
 
 class Scopes:
-    """Counts the demo's live scopes while entered, in the kernel's own books, not in the guard's."""
+    """Counts the demo's live scopes in the kernel, independently of the guard, inside this context."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -84,7 +84,7 @@ class Scopes:
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
-            # A look takes time, in which one scope may follow another. Those of two looks lived between them.
+            # During a scan, one scope may follow another. Scopes in two scans lived at the time between them.
             self.most = max(self.most, len(self._look() & self._look()))
 
     def _look(self) -> set[Path]:

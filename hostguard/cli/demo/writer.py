@@ -1,7 +1,7 @@
-"""The bystander's own process: writes 4 KiB and flushes it, four times a second, and tells how long it took.
+"""The bystander's process: writes and syncs 4 KiB four times a second, and prints how long that took.
 
 `python -I writer.py FILE` begins at the first line on its stdin and ends with its stdin. It prints a line for
-each write: when it began (seconds since the epoch) and how long it took (seconds).
+each write: its start (seconds since the epoch) and its duration (seconds).
 """
 
 import os
@@ -15,8 +15,8 @@ BYTES = 4096
 
 
 def main() -> None:
-    """Be the bystander."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more
+    """Run as the bystander."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end if the reader is gone
     fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     block = b"\0" * BYTES
     print("ready", flush=True)

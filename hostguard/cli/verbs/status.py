@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hostguard.cli import overview
+from hostguard.cli import status
 from hostguard.cli.options import json_option
 
 
@@ -21,4 +21,4 @@ def command(as_json: bool) -> int:
       hostguard status
       hostguard status --json
     """
-    return overview.show(as_json)
+    return status.show(as_json)

@@ -27,8 +27,8 @@ def test_it_shows_the_incident_and_is_gone() -> None:
     before = traces()
     done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done
-    assert "What a bystander felt" in done.stdout
-    assert "stood still" not in done.stdout
+    assert "Delay of a bystander" in done.stdout
+    assert "While the card was stopped" not in done.stdout
     assert traces() == before
 
 

@@ -113,7 +113,7 @@ def test_what_it_prints(host: Guard, card: Card) -> None:
     assert pip.startswith("pip           ░")
     assert "█" in pip
     assert lines.index("Holds under the guard") < lines.index(
-        "What a bystander felt, who writes 4 KiB and flushes it four times a second"
+        "Delay of a bystander that writes and syncs 4 KiB four times a second"
     )
     assert_nothing_left(host, card)
 
@@ -158,7 +158,7 @@ def test_a_daemon_that_is_killed_meanwhile_ends_it(host: Guard, card: Card) -> N
         host.kill()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 3, said
-    assert "hostguard went away" in said
+    assert "lost the connection to hostguard" in said
     assert_nothing_left(host, card)
 
 
@@ -185,7 +185,7 @@ def test_what_it_cannot_do_it_refuses_before_it_changes_anything(host: Guard, ca
     host.cli("resume")
     host.reload()
     taken = host.cli("demo", "--dir", str(card.mount), check=False)
-    assert (taken.returncode, "demo-pip already" in taken.stderr) == (1, True)
+    assert (taken.returncode, "already has a mind demo-pip" in taken.stderr) == (1, True)
     host.configure(CONFIG)
     host.reload()
     assert_nothing_left(host, card)

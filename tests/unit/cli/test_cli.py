@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -50,13 +50,15 @@ ROOT = Path(__file__).parents[3]
 def test_each_refusal_has_its_exit_code(
     status: int, code: str | None, retry: str | None, exit_code: int, said: str
 ) -> None:
-    error = client.problem(status, {"code": code, "title": "T", "detail": "the detail"}, retry)
+    error = client.problem(
+        status, json.dumps({"code": code, "title": "T", "detail": "the detail"}).encode(), retry
+    )
     assert error.exit_code == exit_code
     assert said in error.message
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, "x"])
-def test_a_refusal_without_a_problem_document_is_told_by_its_status(answer: Any) -> None:
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"null", b"[]", b"{}", b'"x"'])
+def test_a_refusal_without_a_problem_document_is_told_by_its_status(answer: bytes) -> None:
     error = client.problem(502, answer, None)
     assert (error.exit_code, error.message) == (1, "hostguard answered with HTTP status 502")
 
@@ -100,7 +102,7 @@ def test_each_verb_that_prints_data_has_json(path: str) -> None:
     assert "--json" in [option for param in LEAVES[path].params for option in param.opts]
 
 
-def test_the_overview_and_each_verb_say_the_same() -> None:
+def test_the_list_of_verbs_and_each_verb_say_the_same() -> None:
     listed = {name: line for verbs in VERBS.values() for name, line in verbs.items()}
     for name in cli.list_commands(click.Context(cli)):
         assert (

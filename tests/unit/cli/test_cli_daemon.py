@@ -67,7 +67,7 @@ def test_something_else_on_the_socket_is_no_traceback(daemon: StandIn) -> None:
     daemon.answer("GET /v1/minds", b"<html>")
     done = daemon.run("minds")
     assert done.returncode == 1
-    assert re.fullmatch(r"hostguard: what answers on .*/hostguard.sock is not hostguard\n", done.stderr)
+    assert re.fullmatch(r"hostguard: the answer on .*/hostguard.sock is not from hostguard\n", done.stderr)
 
 
 def test_an_unknown_verb_is_a_usage_error(away: StandIn) -> None:
@@ -150,10 +150,14 @@ class Raw(socketserver.StreamRequestHandler):
 @pytest.mark.parametrize(
     ("said", "exit_code", "told"),
     [
-        (b"", 3, "hostguard went away"),
-        (b"HTTP/1.1 201 Created\r\ncontent-length: 100\r\n\r\n{", 3, "hostguard went away"),
-        (b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{", 3, "hostguard went away"),
-        (b"SSH-2.0-OpenSSH\r\n", 3, "hostguard went away"),
+        (b"", 3, "lost the connection to hostguard"),
+        (b"HTTP/1.1 201 Created\r\ncontent-length: 100\r\n\r\n{", 3, "lost the connection to hostguard"),
+        (
+            b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{",
+            3,
+            "lost the connection to hostguard",
+        ),
+        (b"SSH-2.0-OpenSSH\r\n", 3, "lost the connection to hostguard"),
         (b'HTTP/1.1 413 X\r\ncontent-length: 25\r\n\r\n{"detail": "it is large"}', 1, "it is large"),
     ],
 )

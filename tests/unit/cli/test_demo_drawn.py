@@ -128,12 +128,12 @@ def test_times(value: float | None, said: str) -> None:
 
 
 STOOD = """\
-When the card stood still for 10.00 s
-the guard said so after       1.70 s
-and let run at once           1, before that 2
+While the card was stopped for 10.00 s
+the guard reported it after   1.70 s
+turns allowed at a time       1, before that 2
 turns that started meanwhile  0
-its status was answered       2 times, p99 30 ms
-the whole cap was back after  25.20 s
+status was answered           2 times, p99 30 ms
+the full cap was back after   25.20 s
 turns that ran to their end   3 of 4"""
 
 
@@ -142,8 +142,8 @@ def test_the_summary_of_a_card_that_stopped() -> None:
     third = phase("stopped", *GOOD, turn(4, "d", None, None))
     two, three = draw.summary(*phases, 80, ASCII), draw.summary(*phases, 80, ASCII, third, STOP)
     assert three.endswith(f"\n\n{STOOD}")
-    assert "Stopped: 4 turns, the card stands still from 1.0 s to 11.0 s\n" in three
-    assert "tood still" not in two
+    assert "Stopped: 4 turns, the card is stopped from 1.0 s to 11.0 s\n" in three
+    assert "While the card was stopped" not in two
     told = draw.as_dict(*phases, [], "/card", 1024, third, STOP)
     assert json.loads(json.dumps(told)) == told
     assert (told["stopped"]["stop"]["told"], len(told["stopped"]["turns"])) == (1.7, 4)
@@ -184,7 +184,7 @@ def test_a_screen_draws_over_what_it_drew(capsys: pytest.CaptureFixture[str]) ->
     view.frame(STORY, 6.1, 0.5)  # too soon to be seen
     first = capsys.readouterr().out
     assert "\x1b" not in first
-    assert first.splitlines()[-1] == "1 run, 1 wait; the bystander's write ta~"
+    assert first.splitlines()[-1] == "1 running, 1 waiting; the bystander's w~"
     view.over(phase("guarded", *GOOD))
     drawn = len(first.splitlines())
     assert capsys.readouterr().out == f"\x1b[{drawn}F\x1b[J  done after 2.00 s\n"

@@ -88,7 +88,7 @@ def test_a_turn_follows_its_events() -> None:
 def test_a_bystander_writes_flushes_and_ends(tmp_path: Path) -> None:
     bystander = Bystander(tmp_path / "file")
     start = time.time()
-    assert bystander.feels(start) is None
+    assert bystander.delay(start) is None
     bystander.begin()
     wait_for(lambda: len(bystander._writes) > 2)
     writes = bystander.end(start)
@@ -97,7 +97,7 @@ def test_a_bystander_writes_flushes_and_ends(tmp_path: Path) -> None:
     assert writes[0].at > 0
     assert writes[1].at - writes[0].at > 0.2
     assert (tmp_path / "file").stat().st_size == 4096 * len(writes)
-    felt_now = bystander.feels(writes[-1].at + start + 10.25)
+    felt_now = bystander.delay(writes[-1].at + start + 10.25)
     assert felt_now == pytest.approx(10, abs=0.1)
 
 

@@ -17,7 +17,7 @@ from standin import ROOT, StandIn
 from statuses import NOW, change, hold, mind, pressure, stalled, status, turn
 
 from hostguard.cli import tables
-from hostguard.cli.overview import screen
+from hostguard.cli.status import screen
 from hostguard.core.text import columns
 from hostguard.telemetry.headlines import BAD, INFO, WARN, news
 
@@ -285,5 +285,5 @@ def test_status_loads_little(daemon: StandIn) -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=daemon.env, check=True, capture_output=True, text=True
     )
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert "hostguard.cli.overview" in loaded
+    assert "hostguard.cli.status" in loaded
     assert not loaded & {"click", "http.client", "rich", "dataclasses", "typing", "hostguard.core.model"}

@@ -1,4 +1,4 @@
-"""What `hostguard status` shows, without click."""
+"""hostguard status, which does without click to start fast."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
 from hostguard.telemetry.headlines import QUIET, Line, busy_minds, news
 
-TABLE_MIN = 3  # rows of a table that are shown however low the screen is
-MARKS = ("  ", "! ", "!!")  # by how bad a line is: it is seen without colour, too
+TABLE_MIN = 3  # rows of a table to show on even the smallest screen
+MARKS = ("  ", "! ", "!!")  # by severity, for terminals without colour
 COLOURS = ("", "33", "1;31")  # yellow, and bold red: ECMA-48, SGR
 
-FIRST_STEPS = """No mind is configured yet. What to do next:
+FIRST_STEPS = """No mind is configured yet. Next steps:
   hostguard setup                # limits that suit this host
-  hostguard mind add NAME ...    # a command, a server, or a mind of Volute's
+  hostguard mind add NAME ...    # a command, a server or a Volute mind
   hostguard reload
-  hostguard doctor               # what this host can enforce, and how to mend what it cannot"""
+  hostguard doctor               # which limits this host can enforce"""
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def show(as_json: bool) -> int:
-    """Print it; the exit code. Raises CliError."""
+    """Print the status; the exit code. Raises CliError."""
     try:
         status = client.call("GET", "/v1/status")
     except NotRunning as error:
@@ -74,9 +74,9 @@ def _print(status: Any, as_json: bool) -> None:
 
 
 def screen(status: Any, now: int, width: int | None, height: int | None, colour: bool) -> str:
-    """All of it, in lines of at most `width` columns, and not more than `height` of them if that can be.
+    """The status in lines of at most `width` columns, if possible at most `height` lines; None: unlimited.
 
-    `now` is ms since the epoch; None: any number.
+    `now` is ms since the epoch.
     """
     lines = [_line(one, width, colour) for one in news(status, now)]
     room = None if height is None else height - 1 - len(lines)
@@ -106,7 +106,7 @@ def _line(line: Line, width: int | None, colour: bool) -> str:
 
 
 def _minds(status: Any, width: int | None, room: int | None) -> list[str]:
-    """Those that do something or wait, as far as there is room; the rest by name."""
+    """The minds that work or wait, as many as fit, then the names of the rest."""
     busy = busy_minds(status)
     shown = busy if room is None else busy[: max(TABLE_MIN, room)]
     lines = minds_waiting(status, shown, width).splitlines() if shown else []
