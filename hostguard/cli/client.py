@@ -26,7 +26,7 @@ READ_S = 180.0
 CHUNK = 1 << 16  # bytes
 
 
-class _Answer:
+class Answer:
     """An answer: the head, and the body, still unread. Raises OSError, and ValueError if this is not HTTP."""
 
     def __init__(self, file: BufferedReader) -> None:
@@ -53,6 +53,10 @@ class _Answer:
                 while chunk := self._file.read1(CHUNK):
                     yield chunk
 
+    def lines(self) -> Iterator[str]:
+        """The lines of the body as they arrive. Raises CliError."""
+        return lines(self.chunks())
+
     def _exactly(self, size: int) -> bytes:
         found = self._file.read(size)
         if len(found) < size:
@@ -74,8 +78,8 @@ def call(
     params: Mapping[str, Any] | None = None,
     read_s: float = READ_S,
 ) -> Any:
-    """Send a request and return the JSON answer; `params` that are None are omitted. Raises CliError."""
-    with _asked(method, path, body, params, {}, read_s) as answer:
+    """Send a request and return the JSON answer; see `request`. Raises CliError."""
+    with request(method, path, body=body, params=params, read_s=read_s) as answer:
         raw = b"".join(answer.chunks())
     try:
         return json.loads(raw)
@@ -84,7 +88,7 @@ def call(
 
 
 @contextmanager
-def stream(
+def request(
     method: str,
     path: str,
     *,
@@ -92,24 +96,13 @@ def stream(
     params: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     read_s: float | None = None,
-) -> Iterator[Iterator[str]]:
-    """The lines of an answer as they arrive; `read_s` limits the wait for each. Raises CliError."""
-    with _asked(method, path, body, params, headers or {}, read_s) as answer:
-        yield lines(answer.chunks())
+) -> Iterator[Answer]:
+    """Send a request and return a successful answer; `params` that are None are omitted. Raises CliError.
 
-
-@contextmanager
-def _asked(
-    method: str,
-    path: str,
-    body: Any,
-    params: Mapping[str, Any] | None,
-    headers: Mapping[str, str],
-    read_s: float | None,
-) -> Iterator[_Answer]:
-    """Send a request and return a successful answer; `read_s` limits each wait. Raises CliError."""
+    `read_s` limits each wait for the answer or a part of it.
+    """
     raw = b"" if body is None else json.dumps(body).encode()
-    fields = {"Host": "hostguard", "Connection": "close", **headers}
+    fields = {"Host": "hostguard", "Connection": "close", **(headers or {})}
     if body is not None:
         fields |= {"Content-Type": "application/json", "Content-Length": str(len(raw))}
     head = [f"{method} {path}{_query(params)} HTTP/1.1", *map(": ".join, fields.items()), "", ""]
@@ -125,7 +118,7 @@ def _asked(
                 # The daemon may refuse a request before all of it was sent; its answer has the reason.
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall("\r\n".join(head).encode("latin-1") + raw)
-                answer = _Answer(file)
+                answer = Answer(file)
             if not 200 <= answer.status < 300:
                 raise problem(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
             yield answer

@@ -107,11 +107,7 @@ def own_turn() -> str | None:
 
 
 def enter_scope(
-    mind: str,
-    session: str,
-    description: str,
-    deadline: float | None,
-    on_held: Callable[[str, str], None],
+    mind: str, session: str, description: str, deadline: float | None, on_held: Callable[[str, str], None]
 ) -> str | None:
     """Wait for a slot and move this process into a scope of `mind`; its unit, or None if the daemon runs.
 

@@ -131,8 +131,7 @@ def set_sleep(action: str, mind: str, body: dict[str, Any], as_json: bool) -> No
     answer = client.call("POST", f"/v1/minds/{client.quote(mind)}/{action}", body=body)
     name, until = safe(answer["name"]), clock(answer.get("asleep_until"))
     end = f" until {until}" if until else ""
-    text = {
-        "awake": f"{name} is awake: {answer['state']}",
-        "asleep": f"{name} is asleep{end}",
-    }.get(answer["sleep"], f"{name} will sleep{end}, after a notice and when its turn is over")
+    text = {"awake": f"{name} is awake: {answer['state']}", "asleep": f"{name} is asleep{end}"}.get(
+        answer["sleep"], f"{name} will sleep{end}, after a notice and when its turn is over"
+    )
     show(answer, as_json, text)

@@ -42,8 +42,8 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
     if not seconds:
         return
     # While a client records, the daemon takes samples at least once a second.
-    with client.stream("GET", "/v1/pressure/samples", read_s=10 * TICK) as lines:
-        for line in lines:
+    with client.request("GET", "/v1/pressure/samples", read_s=10 * TICK) as answer:
+        for line in answer.lines():
             value = json.loads(line)
             if value["at"] > seen:
                 yield sample_of(value)

@@ -37,32 +37,15 @@ def mind_table(minds: list[Any], width: int | None) -> str:
 
 def turn_table(turns: list[Any], width: int | None) -> str:
     """The live turns, one per line, cut to `width` columns."""
-    now = time()
-    rows = [
-        (
-            turn.get("id") or "-",
-            turn.get("mind") or "-",
-            turn.get("session") or "-",
-            "stopping" if turn.get("stopping") else turn["state"],
-            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
-            turn["unit"],
-            turn.get("description"),
-        )
-        for turn in turns
-    ]
+    rows = [(*_turn(turn), turn["unit"], turn.get("description")) for turn in turns]
     return table(("ID", "MIND", "SESSION", "STATE", "RUNS", "UNIT", "DESCRIPTION"), rows, width)
 
 
 def turns_used(turns: list[Any], width: int | None) -> str:
     """The live turns with their resource use, one per line, cut to `width` columns."""
-    now = time()
     rows = [
         (
-            turn.get("id") or turn["unit"],
-            turn.get("mind") or "-",
-            turn.get("session") or "-",
-            "stopping" if turn.get("stopping") else turn["state"],
-            duration(max(0.0, now - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+            *_turn(turn, turn["unit"]),
             ms(turn.get("cpu_ms")),
             size(turn.get("read_bytes")),
             size(turn.get("write_bytes")),
@@ -70,6 +53,16 @@ def turns_used(turns: list[Any], width: int | None) -> str:
         for turn in turns
     ]
     return table(("TURN", "MIND", "SESSION", "STATE", "RUNS", "CPU", "READ", "WRITTEN"), rows, width)
+
+
+def _turn(turn: Any, without_id: str = "-") -> tuple[str, ...]:
+    return (
+        turn.get("id") or without_id,
+        turn.get("mind") or "-",
+        turn.get("session") or "-",
+        "stopping" if turn.get("stopping") else turn["state"],
+        duration(max(0.0, time() - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+    )
 
 
 def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:

@@ -47,7 +47,8 @@ class Events:
 
     def _read(self) -> None:
         try:
-            with client.stream("GET", "/v1/events") as lines:
+            with client.request("GET", "/v1/events") as answer:
+                lines = answer.lines()
                 next(lines, None)  # ": ready"
                 self._ready.set()
                 for event in client.server_sent(lines):

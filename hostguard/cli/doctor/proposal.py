@@ -58,7 +58,7 @@ def propose(facts: Facts) -> tuple[Setting, ...]:
             ("limits", "global_concurrent_turns"),
             SLOW_CAP,
             ("On such a disk, more turns at a time finish no sooner, and the rest of the host has to wait.",),
-        ),
+        )
     ]
     if facts.rate is not None and facts.rate >= RATE_MIN:
         share = int(facts.rate * TURNS_SHARE / SLOW_CAP / 1000)

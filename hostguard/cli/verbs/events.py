@@ -28,8 +28,8 @@ def command(follow: bool, since: int | None, as_json: bool) -> None:
     """
     headers = {"Last-Event-ID": str(since or 0)} if since is not None or not follow else {}
     params = {} if follow else {"follow": "0"}
-    with client.stream("GET", "/v1/events", headers=headers, params=params) as lines:
-        for event in client.server_sent(lines):
+    with client.request("GET", "/v1/events", headers=headers, params=params) as answer:
+        for event in client.server_sent(answer.lines()):
             click.echo(json.dumps(event) if as_json else event_line(event))
     if follow:
         raise ConnectionLost()

@@ -32,8 +32,8 @@ def command(textfile: Path | None) -> None:
       hostguard metrics --textfile /var/lib/prometheus/node-exporter/hostguard.prom
     """
     try:
-        with client.stream("GET", "/metrics", read_s=client.READ_S) as lines:
-            text = "".join(f"{line}\n" for line in lines)
+        with client.request("GET", "/metrics", read_s=client.READ_S) as answer:
+            text = "".join(f"{line}\n" for line in answer.lines())
     except CliError:
         if textfile is not None:
             textfile.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def _watch(as_json: bool) -> None:
                     "-" if took is None else f"{took:.0f} ms",
                     "-" if busy is None else f"{busy:.0f} %",
                     safe(answer["evidence"]),
-                ),
+                )
             )
         sys.stdout.flush()
         time.sleep(WATCH_S)

@@ -137,8 +137,8 @@ def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> st
 
 
 def _await_start(request: Any, on_held: OnHeld) -> str:
-    with client.stream("POST", "/v1/run", body=request) as lines:
-        for line in lines:
+    with client.request("POST", "/v1/run", body=request) as answer:
+        for line in answer.lines():
             event = json.loads(line)
             kind = event["event"]
             if kind == "held":

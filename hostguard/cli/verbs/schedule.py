@@ -8,14 +8,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import (
-    as_duration,
-    as_time,
-    complete_addresses,
-    json_option,
-    mind_session,
-    show,
-)
+from hostguard.cli.options import as_duration, as_time, complete_addresses, json_option, mind_session, show
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import clock, safe, table
 

@@ -10,14 +10,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, HELD, CliError
-from hostguard.cli.options import (
-    as_duration,
-    as_time,
-    complete_addresses,
-    json_option,
-    mind_session,
-    show,
-)
+from hostguard.cli.options import as_duration, as_time, complete_addresses, json_option, mind_session, show
 from hostguard.cli.verbs.queue import ended
 from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text

@@ -35,8 +35,18 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """A check that found nothing wrong."""
+    """A check that passed."""
     return Check(name, Level.OK, found)
+
+
+def warning(name: str, found: str, why: str = "", *mend: str) -> Check:
+    """A check with a warning."""
+    return Check(name, Level.WARNING, found, why, mend)
+
+
+def problem(name: str, found: str, why: str = "", *mend: str) -> Check:
+    """A check with a problem."""
+    return Check(name, Level.PROBLEM, found, why, mend)
 
 
 @dataclass(frozen=True, slots=True)

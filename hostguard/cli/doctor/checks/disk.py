@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from hostguard.cli.doctor.checks import Check, Host, Level, ok
+from hostguard.cli.doctor.checks import Check, Host, Level, ok, problem, warning
 from hostguard.core import paths
 from hostguard.linux.disk import mounts_on, of_number
 from hostguard.linux.limits import configured
@@ -22,16 +22,13 @@ def device(host: Host) -> Check:
     found = host.device
     if found.node is not None or host.config.device_path == "none":
         return ok("device", found.reason)
-    return Check(
+    return problem(
         "device",
-        Level.PROBLEM,
         found.reason,
         "No disk limit can be set, and pressure cannot watch the disk.",
-        (
-            "lsblk -s    # shows the disks",
-            f'# path = "/dev/..." under [device] in {paths.CONFIG}',
-            f"{host.systemctl} reload hostguard",
-        ),
+        "lsblk -s    # shows the disks",
+        f'# path = "/dev/..." under [device] in {paths.CONFIG}',
+        f"{host.systemctl} reload hostguard",
     )
 
 
@@ -58,7 +55,7 @@ def scheduler(host: Host) -> Check:
     found = (
         f"{name} has {kernel.scheduler or 'none'}, which does not support weights: io_weight has no effect"
     )
-    return Check("scheduler", Level.PROBLEM, found, why, mend)
+    return problem("scheduler", found, why, *mend)
 
 
 def _has_bfq(host: Host, name: str) -> bool:
@@ -72,20 +69,18 @@ def file_system(host: Host) -> Check:
     """The file system of the queue is writable, and no mount option slows the disk down."""
     state = host.mount_of(str(paths.STATE))
     if state is not None and "ro" in state.options:
-        return Check(
+        return problem(
             "file_system",
-            Level.PROBLEM,
             f"{state.place}, which holds the queue, is read-only",
             "The kernel makes ext4 read-only after disk errors: the card may be failing.",
-            ("dmesg -l err,warn | tail -50    # then run fsck at the next boot, or replace the card",),
+            "dmesg -l err,warn | tail -50    # then run fsck at the next boot, or replace the card",
         )
     if state is not None and state.kind in ("tmpfs", "ramfs"):
-        return Check(
+        return warning(
             "file_system",
-            Level.WARNING,
             f"the queue in {paths.STATE} is in memory ({state.kind} on {state.place})",
             "Accepted messages are lost at power-off.",
-            (f"# mount a disk at {paths.STATE}",),
+            f"# mount a disk at {paths.STATE}",
         )
     reasons = {
         "sync": "every write blocks",
@@ -103,15 +98,12 @@ def file_system(host: Host) -> Check:
     ]
     if slowing:
         mount, option = slowing[0]
-        return Check(
+        return warning(
             "file_system",
-            Level.WARNING,
             f"{', '.join(f'{mount.place} is mounted with {option}' for mount, option in slowing)}",
             f"With {option} {reasons[option]}.",
-            (
-                f"# remove {option} from the line of {mount.place} in /etc/fstab",
-                f"mount -o remount {mount.place}",
-            ),
+            f"# remove {option} from the line of {mount.place} in /etc/fstab",
+            f"mount -o remount {mount.place}",
         )
     return ok("file_system", f"{state.kind} on {state.place}" if state else "unknown")
 
@@ -143,16 +135,13 @@ def dirty(host: Host) -> Check:
     setting = f"vm.dirty_bytes = {fixed}" if fixed else f"vm.dirty_ratio = {ratio}"
     if not host.slow or limit <= SPEED * FLUSH_S:
         return ok("dirty_pages", setting)
-    return Check(
+    return warning(
         "dirty_pages",
-        Level.WARNING,
         f"{setting} lets {limit // 1_000_000} MB of writes wait in memory: {limit // SPEED} s for a card",
         "A program that calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes"
         " settings override the _ratio ones.",
-        (
-            f"printf 'vm.dirty_bytes = 33554432\\nvm.dirty_background_bytes = 8388608\\n' >{SYSCTL}",
-            "sysctl --system",
-        ),
+        f"printf 'vm.dirty_bytes = 33554432\\nvm.dirty_background_bytes = 8388608\\n' >{SYSCTL}",
+        "sysctl --system",
     )
 
 
@@ -170,12 +159,11 @@ def swap(host: Host) -> Check:
     mend = f"swapoff {place}    # and remove it from /etc/fstab; apt-get install systemd-zram-generator"
     if host.exists("/etc/dphys-swapfile"):
         mend = "systemctl disable --now dphys-swapfile; apt-get install systemd-zram-generator"
-    return Check(
+    return warning(
         "swap",
-        Level.WARNING,
         found,
         "When memory is short, every task waits for the disk that turns use, and swapping is not limited.",
-        (mend,),
+        mend,
     )
 
 
@@ -203,16 +191,13 @@ def journal(host: Host) -> Check:
     if not (kept and on_disk and host.slow):
         return ok("journal", "on the disk" if kept else "in memory")
     drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts after that of Raspberry Pi OS, 40-
-    return Check(
+    return warning(
         "journal",
-        Level.WARNING,
         f"the journal is written to {host.device.name}",
         "When the card stalls, journald and every program that logs stall too. A journal in memory costs no"
         " writes, but a reboot loses it, including the messages before a crash.",
-        (
-            f"mkdir -p {Path(drop_in).parent}; printf '[Journal]\\nStorage=volatile\\n' >{drop_in}",
-            "systemctl restart systemd-journald",
-        ),
+        f"mkdir -p {Path(drop_in).parent}; printf '[Journal]\\nStorage=volatile\\n' >{drop_in}",
+        "systemctl restart systemd-journald",
     )
 
 

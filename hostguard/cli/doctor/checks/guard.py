@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from hostguard.cli.doctor.checks import Check, Host, Level, ok
+from hostguard.cli.doctor.checks import Check, Host, Level, ok, problem, warning
 from hostguard.core.units import SLICE
 from hostguard.linux.cgroup import MOUNT
 from hostguard.linux.limits import Label, Verdict, configured, judge, worst
@@ -23,15 +23,12 @@ def config(host: Host) -> Check:
     unread = [fault for fault in host.faults if fault.endswith(os.strerror(errno.EACCES))]
     if unread:  # root can read everything
         why = "The other checks use the defaults."
-        return Check(
-            "config", Level.WARNING, f"no permission to read it: {unread[0]}", why, ("sudo hostguard doctor",)
-        )
-    return Check(
+        return warning("config", f"no permission to read it: {unread[0]}", why, "sudo hostguard doctor")
+    return problem(
         "config",
-        Level.PROBLEM,
         host.faults[0] + (f" (and {len(host.faults) - 1} more)" if len(host.faults) > 1 else ""),
         "The guard does not start with it, and rejects it on reload. The other checks use the defaults.",
-        ("hostguard config check",),
+        "hostguard config check",
     )
 
 
@@ -44,7 +41,7 @@ def minds(host: Host) -> Check:
         "hostguard mind add NAME ...    # a command, a server or a Volute mind",
         "hostguard reload",
     )
-    return Check("minds", Level.WARNING, "no mind is configured", "There is nothing to guard yet.", steps)
+    return warning("minds", "no mind is configured", "There is nothing to guard yet.", *steps)
 
 
 def daemon(host: Host) -> Check:
@@ -52,31 +49,25 @@ def daemon(host: Host) -> Check:
     status = host.daemon
     if status is None:
         if host.denied:
-            return Check("daemon", Level.WARNING, host.daemon_fault, "", ("sudo hostguard doctor",))
+            return warning("daemon", host.daemon_fault, "", "sudo hostguard doctor")
         unit = "--user-unit" if host.user else "--unit"
         log = f"journalctl {unit} hostguard -n 20"
         if host.daemon_fault:
             why = "It runs but does not work: no message is accepted and no turn starts."
-            return Check("daemon", Level.PROBLEM, host.daemon_fault, why, (log,))
+            return problem("daemon", host.daemon_fault, why, log)
         start = (f"{host.systemctl} enable --now hostguard", f"{log}    # if it fails")
-        return Check("daemon", Level.PROBLEM, "it is not running", "No turn is limited.", start)
+        return problem("daemon", "it is not running", "No turn is limited.", *start)
     if status["state"] == "no_systemd":
         mend = (f"{host.systemctl} status dbus; {host.systemctl} restart hostguard",)
-        return Check(
-            "daemon",
-            Level.PROBLEM,
-            "it cannot reach systemd",
-            "It starts no turn that it cannot count.",
-            mend,
-        )
+        return problem("daemon", "it cannot reach systemd", "It starts no turn that it cannot count.", *mend)
     if status["problems"]:
         text = "; ".join(problem["text"] for problem in status["problems"])
-        return Check("daemon", Level.PROBLEM, text, "", ("journalctl -t hostguardd -p warning -b",))
+        return problem("daemon", text, "", "journalctl -t hostguardd -p warning -b")
     if not host.user and not any(
         host.exists(f"{place}/multi-user.target.wants/hostguard.service") for place in _WANTS
     ):
         mend = ("systemctl enable hostguard",)
-        return Check("daemon", Level.WARNING, "it runs, but will not start at boot", "", mend)
+        return warning("daemon", "it runs, but will not start at boot", "", *mend)
     return ok("daemon", f"{status['state']}, version {status['version']}")
 
 
@@ -89,7 +80,7 @@ def place(host: Host) -> Check:
         return ok("place", f"outside {SLICE}")
     why = "The limits of the turns apply to it too: it cannot act when it must."
     mend = ("systemctl edit hostguard    # remove Slice=", "systemctl restart hostguard")
-    return Check("place", Level.PROBLEM, f"hostguard.service is in {SLICE}", why, mend)
+    return problem("place", f"hostguard.service is in {SLICE}", why, *mend)
 
 
 def cap(host: Host) -> Check:
@@ -97,13 +88,12 @@ def cap(host: Host) -> Check:
     limit = host.config.global_concurrent_turns if host.daemon is None else host.daemon["cap"]
     if limit is not None or not host.slow:
         return ok("cap", "unlimited" if limit is None else f"{limit} turns")
-    return Check(
+    return warning(
         "cap",
-        Level.WARNING,
         f"no cap is set, and {host.device.name} is slow",
         "Without a cap, the guard acts only after the disk has become slow. A cap costs no throughput on an"
         " SD card, which is the bottleneck either way (24 turns: 18 s all at once, 17 s two at a time).",
-        ("hostguard limit set global_concurrent_turns=2",),
+        "hostguard limit set global_concurrent_turns=2",
     )
 
 
@@ -142,13 +132,12 @@ def strays(host: Host) -> Check:
     if not found:
         return ok("strays", f"no process of a mind outside {SLICE}")
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return Check(
+    return warning(
         "strays",
-        Level.WARNING,
         f"processes of minds outside {SLICE}: {', '.join(found[:SHOWN])}{more}",
         "They are not limited, and take no slot while they write. A service, cron or systemd-run started"
         " them. The server of a resident mind belongs outside: set its service as the unit of the mind.",
-        ("hostguard run --mind NAME -- COMMAND    # use this for work of a mind",),
+        "hostguard run --mind NAME -- COMMAND    # use this for work of a mind",
     )
 
 

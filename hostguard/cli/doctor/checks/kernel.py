@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.cli.doctor.checks import Check, Host, Level, boot_option, ok
+from hostguard.cli.doctor.checks import Check, Host, Level, boot_option, ok, problem, warning
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
 from hostguard.linux.limits import FILES, IO_MAX, configured
 from hostguard.linux.mounts import read
@@ -13,17 +13,14 @@ TESTED = 252  # the oldest systemd that hostguard is tested with, that of Debian
 def systemd(host: Host) -> Check:
     """systemd runs, in a version that is tested."""
     if host.systemd is None:
-        return Check(
+        return problem(
             "systemd",
-            Level.PROBLEM,
             "this host does not run systemd",
             "Every turn is a systemd scope. hostguard cannot work in a container.",
         )
     if host.systemd < TESTED:
         why = f"hostguard is tested with {TESTED} and newer; older versions support fewer limits for scopes."
-        return Check(
-            "systemd", Level.WARNING, f"version {host.systemd}", why, ("# upgrade to Debian 12 or newer",)
-        )
+        return warning("systemd", f"version {host.systemd}", why, "# upgrade to Debian 12 or newer")
     return ok("systemd", f"version {host.systemd}")
 
 
@@ -37,18 +34,17 @@ def cgroup(host: Host) -> Check:
         options = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
         given = [word for word in host.text("/proc/cmdline").split() if word.split("=")[0] in options]
         mend = (f"# remove {' '.join(given)} from the kernel's command line, then reboot",) if given else ()
-        return Check(
+        return problem(
             "cgroup",
-            Level.PROBLEM,
             "version 2 is mounted next to version 1, without controllers"
             if beside
             else "version 2 is not mounted",
             why,
-            mend or boot_option(host, "systemd.unified_cgroup_hierarchy=1"),
+            *(mend or boot_option(host, "systemd.unified_cgroup_hierarchy=1")),
         )
     if "ro" in top.options:
         mend = ("# run the guard on the host, not in a container",)
-        return Check("cgroup", Level.PROBLEM, "version 2 is mounted read-only", why, mend)
+        return problem("cgroup", "version 2 is mounted read-only", why, *mend)
     return ok("cgroup", "version 2")
 
 
@@ -87,12 +83,11 @@ def psi(host: Host) -> Check:
     if host.text("/proc/pressure/io"):
         return ok("psi", "available")
     given = "psi=1" in host.text("/proc/cmdline").split()
-    return Check(
+    return warning(
         "psi",
-        Level.WARNING,
         "/proc/pressure/io does not exist or cannot be read",
         "Pressure is judged by the disk alone: a slow disk counts even if no task waits for it.",
-        ("# this needs a kernel with CONFIG_PSI",) if given else boot_option(host, "psi=1"),
+        *(("# this needs a kernel with CONFIG_PSI",) if given else boot_option(host, "psi=1")),
     )
 
 
@@ -101,12 +96,11 @@ def hung_task(host: Host) -> Check:
     seconds = host.text("/proc/sys/kernel/hung_task_timeout_secs").strip() or "120"
     if host.text("/proc/sys/kernel/hung_task_panic").strip() not in ("1", "2"):
         return ok("hung_task", "no panic")
-    return Check(
+    return warning(
         "hung_task",
-        Level.WARNING,
         f"hung_task_panic is on: a task that waits {seconds} s for the disk makes the kernel panic",
         "Some SD cards stall for more than two minutes and then continue. The guard can handle that.",
-        ("sysctl -w kernel.hung_task_panic=0    # and remove it from /etc/sysctl.d",),
+        "sysctl -w kernel.hung_task_panic=0    # and remove it from /etc/sysctl.d",
     )
 
 
