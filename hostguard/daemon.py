@@ -77,7 +77,7 @@ from hostguard.pressure.throttle import Throttle
 from hostguard.store.connection import SchemaTooNew
 from hostguard.store.settings import SettingsStore
 from hostguard.store.waiters import Waiters
-from hostguard.store.writer import Queue, QueueError
+from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient
@@ -285,7 +285,7 @@ class Daemon:
             await self.parts.held.start()
             self.sleeper.start()
             await self.scheduler.start()
-        except (QueueError, SchemaTooNew, SystemdError, SystemdLost) as error:
+        except (Unavailable, SchemaTooNew, SystemdError, SystemdLost) as error:
             raise Fatal(str(error)) from error
         except Stopped:
             return

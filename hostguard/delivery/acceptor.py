@@ -83,7 +83,7 @@ class Acceptor:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
         now = now_ms()
-        plans = [planner.plan(self._recipient(mind), message) for mind in message.minds]
+        plans = [self._plan(mind, message) for mind in message.minds]
         wakes = frozenset(plan.target.mind for plan in plans if plan.wake)
         new = message.new(tuple(plan.target for plan in plans), now)
         return await self.store(new, also=also, wakes=wakes)
@@ -94,9 +94,9 @@ class Acceptor:
         if under_way and (await asyncio.wait(under_way, timeout=ANSWER_S))[1]:
             raise unavailable("the device does not take writes; nothing is accepted, try again")
 
-    def _recipient(self, mind: str) -> planner.Recipient:
-        config = self._policy.config.minds[mind]
-        return planner.Recipient(config, self._policy.sleepy(mind), self._routes(mind))
+    def _plan(self, mind: str, message: Message) -> planner.Plan:
+        config, asleep = self._policy.config.minds[mind], self._policy.sleepy(mind)
+        return planner.plan(config, asleep, self._routes(mind), message)
 
     async def store(
         self,

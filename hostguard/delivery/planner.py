@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hostguard.core.model import Kind, Mind, State, Target
 from hostguard.core.names import FILE_SESSION, MAIN_SESSION, NEW_PREFIX, NEW_SESSION
@@ -15,36 +14,26 @@ from hostguard.delivery.message import Message
 from hostguard.delivery.routes import Batch, Routes, route
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
-    """A mind at the moment a message arrives. `routes` is None for a mind without a routes.json."""
-
-    mind: Mind
-    asleep: bool = False
-    routes: Routes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The row to store, and whether it wakes the mind."""
 
     target: Target
     wake: bool = False
 
 
-def plan(recipient: Recipient, message: Message) -> Plan:
-    """Plan a message for one mind."""
-    name, payload = recipient.mind.name, told(message.payload)
+def plan(mind: Mind, asleep: bool, routes: Routes | None, message: Message) -> Plan:
+    """Plan a message for one mind. `routes` is None for a mind without a routes.json."""
+    name, payload = mind.name, told(message.payload)
     wake = False
-    if recipient.asleep:
-        policy = wake_rules.on_message(message.while_sleeping, recipient.mind.wake_on, name, payload)
-        if policy == "skip":
+    if asleep:
+        answer = wake_rules.on_message(message.while_sleeping, mind.wake_on, name, payload)
+        if answer == "skip":
             session = message.session or MAIN_SESSION
             return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
-        wake = policy == "wake"
-    if message.kind is not Kind.MESSAGE or recipient.routes is None:
+        wake = answer == "wake"
+    if message.kind is not Kind.MESSAGE or routes is None:
         return Plan(Target(name, named(message.session or MAIN_SESSION), kind=message.kind), wake)
-    target = place(name, recipient.routes, payload)
+    target = place(name, routes, payload)
     if target.state is State.BATCHING and (message.not_before or message.expires_at):
         target = Target(name, target.session)  # a batch has no times of its own
     return Plan(target, wake and target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers)

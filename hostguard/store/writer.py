@@ -34,11 +34,7 @@ RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
 NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
-class QueueError(Exception):
-    """The queue cannot take this now; nothing was stored."""
-
-
-class Unavailable(QueueError):
+class Unavailable(Exception):
     """The database did not take the write: disk full, I/O error, or a stalled device."""
 
 
