@@ -35,10 +35,7 @@ class Reading:
 
 
 def build(values: dict[str, Any], reading: Reading) -> Config:
-    """The configuration from values that are valid each by itself; problems are noted in `reading`.
-
-    Blocks: looks up users.
-    """
+    """The configuration from values that are valid each by itself; notes problems. Blocks: looks up users."""
     turn = values.get("turn", {})
     minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
     _refuse_shared(minds, reading)

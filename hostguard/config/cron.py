@@ -101,10 +101,7 @@ def next_time(schedule: Schedule, after: int, zone: tzinfo) -> int | None:
 
 
 def _latest(schedule: Schedule, seen: int, now: int, zone: tzinfo) -> tuple[list[int], int]:
-    """The times after `seen` up to `now`, and the time after which none is left out.
-
-    Of more than MISSED_MAX the latest, at least half as many.
-    """
+    """The latest times after `seen` up to `now` (MISSED_MAX), and the time after which none is left out."""
     assert schedule.cron is not None
     low, high, start = seen, now, seen
     while True:

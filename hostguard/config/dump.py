@@ -71,18 +71,15 @@ def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any
 
 
 def _wake_dict(wake: WakeOn) -> dict[str, Any]:
-    given = {item.name: getattr(wake, item.name) for item in fields(wake)}
-    default = WakeOn()
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in given.items()
-        if value != getattr(default, name)
-    }
+    default, given = asdict(WakeOn()), asdict(wake)
+    changed = {name: value for name, value in given.items() if value != default[name]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 def _schedule_dict(schedule: Schedule) -> dict[str, Any]:
     """A schedule in the form of a file: the keys that are set."""
-    shown = {item.name: getattr(schedule, item.name) for item in fields(schedule) if item.name != "name"}
+    shown = asdict(schedule)
+    del shown["name"]
     if schedule.at is not None:
         shown["at"] = datetime.fromtimestamp(schedule.at / 1000, UTC).isoformat()
     return {name: value for name, value in shown.items() if value not in ("", None)}

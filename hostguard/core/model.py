@@ -75,11 +75,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one turn's scope, of a slice, or of a mind's own table. None = no limit of this kind.
-
-    Units: weights 1..10000 (cgroup v2 io.weight), bandwidth bytes/s, IOPS operations/s, memory bytes,
-    max_turn seconds.
-    """
+    """Limits of a turn or a slice, in bytes/s, operations/s, bytes, seconds (max_turn); None = no limit."""
 
     io_weight: int | None = None
     read_bandwidth: int | None = None
@@ -151,10 +147,7 @@ class Mind:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a stub runs: argv, standard input, environment; `capture`: bytes of its output to keep, 0 = none.
-
-    Output that is kept is in the record; other output goes to the journal.
-    """
+    """What a stub runs. `capture`: bytes of output to keep in the record; 0 = all goes to the journal."""
 
     argv: tuple[str, ...]
     stdin: bytes
@@ -207,10 +200,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset.
-
-    `posted_at`: when a resident mind confirmed it.
-    """
+    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset."""
 
     id: int
     mind: str
@@ -228,7 +218,7 @@ class Delivery:
     started_at: int
     ended_at: int
     result: Mapping[str, Any]
-    posted_at: int = 0
+    posted_at: int = 0  # when a resident mind confirmed it
 
     @property
     def row(self) -> Row:

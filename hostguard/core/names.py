@@ -46,10 +46,8 @@ def own_session(name: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """True if the whole text matches the pattern, in which only `*` is special: it matches any characters.
-
-    Linear in the length of the text for each `*`: patterns and texts come from minds.
-    """
+    """True if the whole text matches the pattern, in which only `*` is special: it matches any characters."""
+    # Linear in the length of the text for each `*`: patterns and texts come from minds.
     first, *parts = pattern.split("*")
     if not parts:
         return pattern == text

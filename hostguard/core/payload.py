@@ -65,10 +65,7 @@ def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
 
 
 def note(waited_ms: int, behind: str | None) -> str | None:
-    """The sentence that informs a mind of a long wait; None if the wait was short.
-
-    `behind` is a unit, or a reason in words.
-    """
+    """The sentence about a long wait `behind` a unit, or a reason in words; None if the wait was short."""
     if waited_ms <= NOTE_MS:
         return None
     minutes, seconds = divmod(waited_ms // 1000, 60)

@@ -1,4 +1,7 @@
-"""Lengths of time, points in time and sizes as people write them, in options and in files alike. Pure."""
+"""Lengths of time, points in time and sizes as people write them, in options and in files alike. Pure.
+
+All functions raise ValueError with a message for people.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,7 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a length of time: a number of seconds, or parts with the units ms, s, m or min, h, d.
-
-    Raises ValueError with a message for people.
-    """
+    """Seconds of a length of time: a number of seconds, or parts with the units ms, s, m or min, h, d."""
     scaled, at, parts, bare = 0, 0, 0, False  # in ms * 10^9: no part is rounded by itself
     whole = text.strip()
     while part := _PART.match(whole, at):
@@ -30,7 +30,7 @@ def parse_duration(text: str) -> float:
 def parse_when(text: str, now_ms: int) -> int:
     """Ms since the epoch of "+10m", "in 10m", "14:30" or an ISO 8601 time; without a zone it is local time.
 
-    "14:30" is the next time that the clock shows this. Raises ValueError with a message for people.
+    "14:30" is the next time that the clock shows this.
     """
     from datetime import datetime, timedelta
 
@@ -50,10 +50,7 @@ def parse_when(text: str, now_ms: int) -> int:
 
 
 def parse_size(text: str, base: int) -> int:
-    """A number with an optional suffix K, M, G or T, each `base` times the one before.
-
-    Raises ValueError with a message for people.
-    """
+    """A number with an optional suffix K, M, G or T, each `base` times the one before."""
     match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)", text)
     if not match:
         raise ValueError(f"invalid size {text!r}: use a number, or one with K, M, G or T, such as 64M")

@@ -81,8 +81,8 @@ def scope_properties(
 ) -> list[Property]:
     """Properties for StartTransientUnit as (name, D-Bus signature, value).
 
-    `device` is the block device node for the per-device limits; without one they are left out.
-    Bandwidths are bytes/s, RuntimeMaxUSec is µs. With `delegate` processes can be attached later.
+    Without `device`, a block device node, per-device limits are left out. With `delegate` processes can be
+    attached later.
     """
     props: list[Property] = [
         ("Description", "s", description),
@@ -120,10 +120,7 @@ def scope_properties(
 
 
 def spawner_properties(argv: Sequence[str]) -> list[Property]:
-    """Properties of the fork server's service, as `scope_properties`.
-
-    It is protected as hostguard.service is, but has no sandbox, which the turns would inherit.
-    """
+    """Properties of the fork server's service, protected as hostguard.service, but without its sandbox."""
     return [
         ("Description", "s", "Starts the turns of AI minds for hostguard"),
         ("Type", "s", "exec"),

@@ -89,10 +89,7 @@ def configured(config: Config) -> set[Limits]:
 
 
 def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verdict, ...]:
-    """A verdict on each limit that is set. `applied` None: no turn with these limits was read back yet.
-
-    max_turn has none: systemd ends a turn, not the kernel.
-    """
+    """A verdict on each limit that the kernel applies. `applied` None: no such turn was read back yet."""
     verdicts = []
     if limits.io_weight is not None:
         verdicts.append(Verdict("io_weight", *_weight(limits.io_weight, kernel, applied)))

@@ -20,10 +20,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """From /proc/PID/stat. The pid and `started`, in ticks since boot, identify a process for ever.
-
-    Hence two of these are equal if they are of the same process.
-    """
+    """From /proc/PID/stat. The pid and `started`, in ticks since boot, identify a process for ever."""
 
     pid: int
     started: int
@@ -45,10 +42,7 @@ def process(pid: int) -> Process | None:
 
 
 def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
-    """Bytes that the process and the children that it reaped read from and wrote to storage.
-
-    None: it is gone, or reading them is not permitted.
-    """
+    """Bytes that the process and its reaped children read from and wrote to storage; None if not known."""
     try:
         counters = dict(line.split(": ") for line in (proc / str(pid) / "io").read_text().splitlines())
         return int(counters["read_bytes"]), int(counters["write_bytes"])
@@ -84,10 +78,7 @@ def home_of(pid: int) -> Path | None:
 
 
 def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
-    """The processes, of `pids` or of all, that listen at the URL; none if it is on another host.
-
-    Reads their descriptors: call it in a thread.
-    """
+    """The processes, of `pids` or of all, that listen at the URL. Reads descriptors: call it in a thread."""
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
     if not any(map(_is_own, hosts)):

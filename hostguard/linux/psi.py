@@ -31,10 +31,7 @@ def host_file() -> Path:
 
 
 def waited_us(file: Path) -> tuple[int | None, str]:
-    """The µs for which some task has waited, and OK; or None and why they are not known.
-
-    The format of `file` is in Documentation/accounting/psi.rst.
-    """
+    """The µs for which some task has waited, from a pressure file, and OK; or None and why not."""
     try:
         found = re.search(r"^some .*\btotal=([0-9]+)", file.read_text(), re.MULTILINE)
     except OSError as error:

@@ -68,10 +68,8 @@ def took(before: Disk, now: Disk) -> float:
 
 
 def share(before: Sample, now: Sample) -> float | None:
-    """% of the time that some task waited for I/O, on the host, or else in the slice; None: there is no PSI.
-
-    Not "full", which a single running task keeps at 0 (facts.md).
-    """
+    """% of the time that some task waited for I/O, on the host or else in the slice; None without PSI."""
+    # Not "full", which a single running task keeps at 0 (facts.md).
     for old, new in ((before.host, now.host), (before.slice, now.slice)):
         if old is not None and new is not None and new.some_us >= old.some_us:
             return min((new.some_us - old.some_us) / (now.at - before.at) / 10_000, 100.0)

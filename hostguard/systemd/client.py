@@ -81,7 +81,10 @@ class _Job:
 
 
 class Systemd:
-    """Starts, lists, stops and follows scopes."""
+    """Starts, lists, stops and follows scopes.
+
+    Calls raise SystemdError if systemd refuses, SystemdLost if it is not known whether they succeeded.
+    """
 
     def __init__(self) -> None:
         self._bus = Bus(self._connected, self._lost, self._on_signal)
@@ -105,23 +108,17 @@ class Systemd:
     # -- calls
 
     async def start_scope(self, unit: str, properties: Sequence[Property]) -> None:
-        """Start a transient scope and wait until its processes are in it.
-
-        Raises SystemdError if systemd refuses, SystemdLost if it is not known whether the scope came up.
-        """
+        """Start a transient scope and wait until its processes are in it."""
         await self._start_transient(unit, properties)
         if self._listing.locked():
             self._meanwhile[unit] = True
 
     async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
-        """Start a transient service with the descriptor `stdin` as its standard input.
-
-        Raises SystemdError, SystemdLost.
-        """
+        """Start a transient service with the descriptor `stdin` as its standard input."""
         await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", stdin)])
 
     async def start_unit(self, unit: str) -> None:
-        """Start a service and wait for it. Raises SystemdError, SystemdLost."""
+        """Start a service and wait for it."""
         await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
 
     async def _start_transient(self, unit: str, properties: Sequence[Property]) -> None:
@@ -144,7 +141,7 @@ class Systemd:
             raise SystemdError("JobFailed", f"the start job of {unit} ended as {result!r}")
 
     async def main_pid(self, unit: str) -> int:
-        """The main process of a service; 0 if it has none. Raises SystemdError, SystemdLost."""
+        """The main process of a service; 0 if it has none."""
         [path] = await self._call("LoadUnit", "s", [unit])
         return int(await self._get(path, f"{NAME}.Service", "MainPID"))
 
@@ -155,46 +152,37 @@ class Systemd:
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
         """Move processes into a delegated unit, or into the cgroup `below` it ("/...").
 
-        If one of them is gone systemd may have moved none or only some. Raises SystemdError, SystemdLost.
+        If one of them is gone systemd may have moved none or only some.
         """
         await self._call("AttachProcessesToUnit", "ssau", [unit, below, list(pids)])
 
     async def stop_unit(self, unit: str) -> None:
-        """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out.
-
-        Raises SystemdError, SystemdLost.
-        """
+        """Ask systemd to stop a unit: SIGTERM, and SIGKILL after its stop time-out."""
         await self._call("StopUnit", "ss", [unit, "replace"])
 
     async def freeze(self, unit: str) -> None:
-        """Freeze a unit's processes and wait until all are frozen, which takes until none waits for a disk.
-
-        Raises SystemdError, SystemdLost.
-        """
+        """Freeze a unit's processes and wait until all are: until none of them waits for a disk."""
         await self._call("FreezeUnit", "s", [unit])
 
     async def thaw(self, unit: str) -> None:
-        """Thaw a unit that is frozen or about to be. Raises SystemdError, SystemdLost."""
+        """Thaw a unit that is frozen or about to be."""
         await self._call("ThawUnit", "s", [unit])
 
     async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
-        """The slice's IOWriteBandwidthMax, as (node, bytes/s). Raises SystemdError, SystemdLost."""
+        """The slice's IOWriteBandwidthMax, as (node, bytes/s)."""
         [path] = await self._call("LoadUnit", "s", [slice_])
         found = await self._get(path, f"{NAME}.Slice", "IOWriteBandwidthMax")
         return [(node, limit) for node, limit in found]
 
     async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
-        """Set the slice's IOWriteBandwidthMax to exactly these, until the next boot.
-
-        Raises SystemdError, SystemdLost.
-        """
+        """Set the slice's IOWriteBandwidthMax to exactly these, until the next boot."""
         # An empty list removes all entries; another one only adds to them.
         lists: list[list[tuple[str, int]]] = [[], list(limits)]
         properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
         await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
 
     async def scopes(self) -> list[Scope]:
-        """Live scopes in our slices. Raises SystemdError, SystemdLost."""
+        """Live scopes in our slices."""
         async with self._listing:
             self._meanwhile.clear()
             found = {}

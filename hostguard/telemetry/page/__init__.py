@@ -9,12 +9,12 @@ from __future__ import annotations
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
-from html import escape
 from importlib.resources import files
 from typing import Any
 
-from hostguard.core.text import clock, duration, safe
+from hostguard.core.text import clock, duration
 from hostguard.telemetry.headlines import BAD, INFO, news
+from hostguard.telemetry.page.charts import html
 from hostguard.telemetry.page.overtime import over_time
 from hostguard.telemetry.page.tables import incidents, minds, running, waiting
 
@@ -32,11 +32,6 @@ hostguard report</code></pre>
 <p><code>hostguard demo</code> replays the incident that hostguard is for;
 <code>hostguard report --since 7d</code> covers a longer time.</p>
 """
-
-
-def text(value: object) -> str:
-    """Any text as HTML."""
-    return escape(safe(value))
 
 
 @cache
@@ -78,22 +73,22 @@ def render(report: Any, host: str, live_hours: int | None = None, steer: bool = 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="data:,">
-<title>{text(title)}</title>
+<title>{html(title)}</title>
 <style>{_file("report.css")}</style>
 </head>
 <body>
 <a class="skip" href="#minds-title">To the table of minds</a>
 <header>
-<h1>{text(title)}</h1>
+<h1>{html(title)}</h1>
 {_nav(live_hours, steer) if live_hours is not None else ""}
 </header>
-<main id="report" data-title="{text(title)}">
-<p class="faint">The last {duration(report["span_ms"] / 1000)}, to {text(clock(report["to"]))}.
+<main id="report" data-title="{html(title)}">
+<p class="faint">The last {duration(report["span_ms"] / 1000)}, to {html(clock(report["to"]))}.
 {"" if report["complete"] else "The disk does not answer now: stored data is missing."}</p>
 {_body(report, steer)}
 </main>
 <footer class="faint">
-<p>hostguard {text(report["status"]["version"])}. Times are those of the host.</p>
+<p>hostguard {html(report["status"]["version"])}. Times are those of the host.</p>
 </footer>
 <script>{_file("report.js")}</script>
 </body>
@@ -135,5 +130,5 @@ def _news(status: Any, now: int) -> str:
     for bad, about, said in news(status, now):
         level = CLASSES[bad] if bad > INFO or about == "disk" else ""
         mark = "Trouble: " if bad == BAD else ""
-        lines.append(f'<li class="{level}">{mark}<b>{text(about.capitalize())}</b> {text(said)}</li>')
+        lines.append(f'<li class="{level}">{mark}<b>{html(about.capitalize())}</b> {html(said)}</li>')
     return f'<ul class="news" aria-label="State, the worst first">{"".join(lines)}</ul>'

@@ -11,11 +11,18 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
+from hostguard.core.text import safe
+
 STEP = 10
 TALL = 100.0
 OUT_OF_SIGHT = 4  # a cap this many times the most that ran is not drawn: it would flatten the rest
 HEADROOM = 1.08  # so that a reached cap is visible
 Text = Callable[[int], str]
+
+
+def html(value: object) -> str:
+    """Any text as HTML, with unprintable characters escaped."""
+    return escape(safe(value))
 
 
 def turns(report: Any, describe: Text, title: str) -> tuple[str, float]:

@@ -93,7 +93,7 @@ def _keys(report: Any) -> str:
     items = "".join(
         f'<li data-key="{at}"><svg aria-hidden="true" viewBox="0 0 1 1">'
         f'<rect class="m{at}" width="1" height="1"/>'
-        f"</svg><span>{escape(safe(name))}</span></li>"
+        f"</svg><span>{charts.html(name)}</span></li>"
         for at, name in enumerate(_names(report))
     )
     return f'<ul class="keys" aria-label="Minds in the chart">{items}</ul>'

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
-from hostguard.core.text import clock, duration, ms, safe, size
+from hostguard.core.text import clock, duration, ms, size
 from hostguard.telemetry.headlines import WHY, busy_minds, hold_text, turns, waits
+from hostguard.telemetry.page.charts import html
 
 WAITING_SHOWN = 8  # minds, so that what follows stays on the screen
 Cell = tuple[str, float | None]  # its HTML, and the number by which it sorts
@@ -19,10 +19,10 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
     rows = []
     for turn in live:
         cells = [
-            (_text(turn["id"] or turn["unit"]), None),
-            (_text(turn["mind"] or "-"), None),
-            (_text(turn["session"] or "-"), None),
-            ("stopping" if turn["stopping"] else _text(turn["state"]), None),
+            (html(turn["id"] or turn["unit"]), None),
+            (html(turn["mind"] or "-"), None),
+            (html(turn["session"] or "-"), None),
+            ("stopping" if turn["stopping"] else html(turn["state"]), None),
             _number(now - turn["started_at"], ms),
             _number(turn["cpu_ms"], ms),
             _number(turn["read_bytes"], size),
@@ -32,8 +32,8 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
             label = f"Stop turn {turn['id']} of {turn['mind']}"
             path = f"/v1/turns/{turn['id']}/stop"
             cells.append((
-                f'<button type="button" id="stop-{_text(turn["id"])}" data-post="{_text(path)}"'
-                f' aria-label="{_text(label)}">Stop</button>', None,
+                f'<button type="button" id="stop-{html(turn["id"])}" data-post="{html(path)}"'
+                f' aria-label="{html(label)}">Stop</button>', None,
             ))  # fmt: skip
         rows.append(cells)
     return _table("running", "What runs now", "The live turns, oldest first.", heads, rows)
@@ -44,10 +44,10 @@ def waiting(status: Any, now: int) -> str:
     held = [mind for mind in busy_minds(status) if mind.get("hold")]
     rows = [
         [
-            (_text(mind["name"]), None),
+            (html(mind["name"]), None),
             (str(mind["held"]), float(mind["held"])),
-            (_text(waits(mind, status, now)), 0.0),
-            (f'<span class="why">{_text(hold_text(mind["hold"], mind["name"]))}</span>', None),
+            (html(waits(mind, status, now)), 0.0),
+            (f'<span class="why">{html(hold_text(mind["hold"], mind["name"]))}</span>', None),
         ]
         for mind in held[:WAITING_SHOWN]
     ]
@@ -65,7 +65,7 @@ def minds(rows: Sequence[Any]) -> str:
     ]  # fmt: skip
     cells = [
         [
-            (_text(mind["name"] or "not configured"), None),
+            (html(mind["name"] or "not configured"), None),
             _number(mind["turns"], str),
             _number(mind["failed"], str),
             _number(mind["held_p50_ms"], ms),
@@ -74,7 +74,7 @@ def minds(rows: Sequence[Any]) -> str:
             _number(mind["cpu_ms"], ms),
             _number(mind["read_bytes"], size),
             _number(mind["write_bytes"], size),
-            (f'<span class="why">{_text(_reason(mind["held_for"], mind["name"]))}</span>', None),
+            (f'<span class="why">{html(_reason(mind["held_for"], mind["name"]))}</span>', None),
         ]
         for mind in rows
     ]
@@ -96,7 +96,7 @@ def incidents(found: Sequence[Any], now: int) -> str:
     title = '<h2 id="incidents-title">Incidents</h2>'
     if not found:
         return f"{title}\n<p>The disk was in no trouble in this time.</p>"
-    items = "".join(f'<li class="{_text(one["level"])}">{_incident(one, now)}</li>' for one in found)
+    items = "".join(f'<li class="{html(one["level"])}">{_incident(one, now)}</li>' for one in found)
     return f'{title}\n<ol class="incidents" reversed aria-labelledby="incidents-title">{items}</ol>'
 
 
@@ -105,8 +105,8 @@ def _incident(one: Any, now: int) -> str:
     until = f"for {lasts}" if one["until"] is not None else f"for {lasts}, until now"
     did = "; ".join(_did(one)) or "the guard had nothing to do"
     return (
-        f"<b>{_text(clock(one['at']))}</b> The disk was {_text(one['level'])} {until}:"
-        f" {_text(one['evidence'])}.<br>What the guard did: {_text(did)}."
+        f"<b>{html(clock(one['at']))}</b> The disk was {html(one['level'])} {until}:"
+        f" {html(one['evidence'])}.<br>What the guard did: {html(did)}."
     )
 
 
@@ -120,12 +120,8 @@ def _did(one: Any) -> Iterable[str]:
         yield f"let all turns together write no more than {size(one['tightened'])}/s"
 
 
-def _text(value: object) -> str:
-    return escape(safe(value))
-
-
 def _number(value: Any, shown: Any) -> Cell:
-    return ("-", -1.0) if value is None else (_text(shown(value)), float(value))
+    return ("-", -1.0) if value is None else (html(shown(value)), float(value))
 
 
 def _table(name: str, title: str, caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
