@@ -71,11 +71,12 @@ class Turns:
         self.spent: list[float] = []  # µs of each decision
 
     def decide_one(self) -> None:
-        row = self.backlog.next(lambda mind: mind not in self.live, lambda _: ())
+        row = self.backlog.next()
         assert row is not None
         host = HostView(len(self.live), None, LIVE, None, False, True)
         assert isinstance(decide(host, MindView(row.mind, 1, False), row, NOW), Start)
         self.backlog.remove(row.id, row.mind, row.session)
+        self.backlog.park(row.mind)
         self._start(row)
 
     def _start(self, row: Row) -> None:

@@ -21,7 +21,8 @@ from minds import free_port
 from until import until
 
 from hostguard.core import paths, units
-from hostguard.core.model import Limits, Mind
+from hostguard.core.model import Limits, LiveTurn, Mind
+from hostguard.core.signals import MindDied, Signal
 from hostguard.linux import cgroup as cgroups
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.fork_client import ForkClient, anchor
@@ -109,10 +110,12 @@ class Host:
     """What the guard has for a turn of a resident mind. Every scope is told gone by its cgroup alone."""
 
     def __init__(self) -> None:
-        self.systemd = Systemd(self)
+        self.systemd = Systemd()
         self.spawner = ForkClient(self.systemd)
         self.died: list[str] = []
-        self.adopter = Adoption(self.systemd, self.died.append, self.cgroup)
+        died: Signal[MindDied] = Signal()
+        died.subscribe(lambda fact: self.died.append(fact.mind))
+        self.adopter = Adoption(self.systemd, self.cgroup, died)
         self.anchors: dict[str, int] = {}
 
     def cgroup(self, unit: str, mind: str) -> Path:
@@ -122,7 +125,7 @@ class Host:
         turn = units.parse_turn_unit(unit)
         assert turn is not None
         stub = await self.spawner.take()
-        exit_record.begin_record(turn[1])
+        assert exit_record.prepare(LiveTurn(unit, mind.name, session, turn[1]))
         properties = units.scope_properties(mind.name, "", Limits(), None, [stub.pid], delegate=True)
         await self.systemd.start_scope(unit, properties)
         anchor(stub, turn[1])
@@ -152,7 +155,7 @@ class Host:
 @asynccontextmanager
 async def a_host() -> AsyncIterator[Host]:
     host = Host()
-    await host.systemd.start()
+    await host.systemd.start(host)
     await host.spawner.start()
     try:
         yield host
