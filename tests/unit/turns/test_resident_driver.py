@@ -1,0 +1,583 @@
+"""A resident mind's turn from its first POST to its end. Scopes are on a fake host; the mind and its processes are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+from turned_on import MIND, keeping, row
+from until import until
+
+from hostguard.core import outcome, paths
+from hostguard.core.model import Config, Mind, Row, Waited
+from hostguard.core.outcome import Ending
+from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed
+from hostguard.store.waiters import Waiters
+from hostguard.store.writer import Unavailable
+from hostguard.systemd.dbus import SystemdLost
+from hostguard.turns import idle_watch
+from hostguard.turns.availability import Availability
+from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.idle_watch import IdleWatch
+from hostguard.turns.live import Phase, Resident
+from hostguard.turns.mind_client import Outcome, Posted
+from hostguard.turns.resident_driver import ResidentDriver
+
+TAKEN, DOWN = Posted(Outcome.TAKEN), Posted(Outcome.DOWN, "nobody listens")
+REFUSED = Posted(Outcome.REFUSED, "HTTP 500")
+M = Mind("m", url="http://127.0.0.1:9", limits=MIND.limits, idle_end=600)
+FAULTS = [ValueError("unexpected"), asyncio.CancelledError()]
+
+
+class Parts:
+    """A resident driver, its rows, its mind (`answers`) and what it did."""
+
+    def __init__(self, keeper):
+        self.keeper, self.live = keeper, keeper.live
+        self.config = Config(minds={"m": M})
+        self.answers, self.posted, self.queued, self.settled, self.given_back = [], [], [], [], []
+        self.confirmed, self.folded, self.adopted, self.left, self.looked = [], [], [], [], []
+        self.stays, self.idle, self.empty, self.frozen, self.thawed = [], 0, False, {}, []
+        self.sessions, self.redrives, self.reads = [], [], {}
+        self.availability, self.dones = Availability(), DoneTracker(Waiters())
+        session_changed, redrive = Signal(), Signal()
+        session_changed.subscribe(self.sessions.append)
+        redrive.subscribe(self.redrives.append)
+        self.idle_watch = IdleWatch(self.live, self, self, self)
+        self.driver = ResidentDriver(
+            keeper.scopes, self.live, self, self, self.availability, self.dones, self, self, self, self,
+            self.idle_watch, session_changed, redrive,
+        )  # fmt: skip
+
+    # adoption
+
+    async def begin_adoption(self, unit, mind, session, pid):
+        self.adopted.append((unit, session, pid))
+
+    def begin(self, *args):
+        # Both adoption and ledger have one.
+        return self.begin_adoption(*args) if isinstance(args[0], str) else self._begun(*args)
+
+    async def end(self, unit):
+        self.left.append(unit)
+        if self.stays and isinstance(self.stays[0], Exception):
+            raise self.stays.pop(0)
+        if not self.stays:
+            self.keeper.host.empty(unit)
+        return self.stays
+
+    def look(self, mind):
+        self.looked.append(mind)
+
+    def idle_ms(self, unit):
+        return self.idle
+
+    def deserted(self, unit):
+        return self.empty
+
+    def stood_still(self, unit, seconds):
+        self.thawed.append((unit, seconds))
+
+    # the client
+
+    def open(self):
+        self.opened = True
+
+    async def post(self, mind, row, body, turn):
+        self.posted.append((row.id, body, turn))
+        answer = self.answers.pop(0) if self.answers else TAKEN
+        if callable(answer):
+            answer = await answer()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def close(self):
+        self.closed = True
+
+    # the ledger
+
+    async def fetch(self, id_):
+        found = self.reads.get(id_, (row(id_), b'{"content":"x"}'))
+        if callable(found):
+            found = found()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _begun(self, delivery, turn, now):
+        assert abs(now - time.time() * 1000) < 10_000
+        return Waited(5, "behind")
+
+    def confirm(self, delivery, turn):
+        self.confirmed.append(delivery.id)
+
+    def folded_(self, delivery, turn, waited):
+        pass
+
+    def settle(self, delivery, turn, ending, waited):
+        self.settled.append((delivery.id, ending))
+        return delivery.row if ending.failed or ending.back else None
+
+    # the rows
+
+    def first(self, live):
+        return self.queued[0] if self.queued and live.takes_input else None
+
+    def take(self, row):
+        self.queued.remove(row)
+
+    def give_back(self, row, pause_ms=0):
+        self.given_back.append((row.id, pause_ms))
+
+    def instructions(self, mind, session):
+        return f"{mind}'s {session}"
+
+    def turn(self, **more):
+        turn = self.keeper.turn("7", row(7), self.driver, takes_input=True)
+        turn.waited = Waited(3, "it")
+        return turn
+
+    async def started(self):
+        """A turn that its mind took."""
+        turn = self.turn()
+        assert self.driver.prepare(turn)
+        assert await self.driver.start(turn, M, turn.delivery, b'{"content":"x"}')
+        return turn
+
+
+@pytest.fixture
+def driven(monkeypatch, tmp_path):
+    """Runs `await work(parts)`."""
+    monkeypatch.setattr(paths, "TURNS", tmp_path / "turns")
+
+    def run(work):
+        async def main():
+            async with keeping(monkeypatch) as keeper:
+                parts = Parts(keeper)
+                # The ledger's `folded` is a method, as the list of this name is what it got.
+                parts.driver._ledger = SimpleNamespace(
+                    fetch=parts.fetch, begin=parts._begun, confirm=parts.confirm, settle=parts.settle,
+                    folded=lambda delivery, turn, waited: parts.folded.append((delivery.id, waited)),
+                )  # fmt: skip
+                await work(parts)
+                await parts.driver.close()
+                for turn in parts.live:
+                    keeper.host.empty(turn.live.unit)
+                await parts.driver._tasks.settled(2)
+
+        asyncio.run(main())
+
+    Parts.close_adoption = lambda self: None
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _both_close(monkeypatch):
+    # Adoption's close is no coroutine, the client's is.
+    class Closed:
+        def __await__(self):
+            yield from ()
+
+    monkeypatch.setattr(Parts, "close", lambda self: Closed())
+
+
+def test_a_turn_begins_with_a_post_in_a_delegated_scope(driven):
+    async def work(parts):
+        turn = await parts.started()
+        assert parts.driver.takes_input
+        assert parts.keeper.host.units[turn.live.unit]["Delegate"] is True
+        assert turn.stub.anchored == paths.TURNS / "7"
+        assert parts.adopted == [(turn.live.unit, "main", turn.pid)]
+        [(id_, body, turn_id)] = parts.posted
+        assert (id_, turn_id) == (7, "7")
+        assert "m's main" in str(body), "the session's instructions"
+        assert (turn.phase, turn.resident.posted) == (Phase.RUNNING, True)
+        assert parts.confirmed == [7]
+        assert parts.sessions == [SessionChanged("m", "main", True)]
+        assert parts.looked == ["m"]
+
+    driven(work)
+
+
+@pytest.mark.parametrize(
+    ("answer", "want", "down"),
+    [
+        (DOWN, Ending("down", "nobody listens", back=True), True),
+        (REFUSED, Ending("refused", "the mind did not take it: HTTP 500", failed=True), False),
+        (FAULTS[0], Ending("refused", "a fault of hostguard: ValueError('unexpected')", failed=True), False),
+    ],
+)
+def test_a_turn_that_its_mind_does_not_take_is_over(driven, answer, want, down):
+    async def work(parts):
+        parts.answers = [answer]
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
+        await until(lambda: parts.keeper.over)
+        assert parts.keeper.over == [(turn, want)]
+        assert (parts.availability.why("m") is not None) == down
+        assert parts.confirmed == []
+
+    driven(work)
+
+
+def test_a_cancelled_start_is_over_too(driven):
+    async def work(parts):
+        parts.answers = [FAULTS[1]]
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        with pytest.raises(asyncio.CancelledError):
+            await parts.driver.start(turn, M, turn.delivery, b"{}")
+        await until(lambda: parts.keeper.over)
+        [(_, ending)] = parts.keeper.over
+        assert (ending.failed, ending.back) == (True, False)
+
+    driven(work)
+
+
+def test_a_guard_that_stops_leaves_the_post_to_the_next(driven):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+
+        async def stops():
+            await parts.driver.close()
+            return FAULTS[1]
+
+        parts.answers = [stops]
+        with pytest.raises(asyncio.CancelledError):
+            await parts.driver.start(turn, M, turn.delivery, b"{}")
+        await asyncio.sleep(0.05)
+        assert (parts.keeper.over, turn.resident.ending) == ([], None)
+
+    driven(work)
+
+
+def test_a_turn_that_was_stopped_while_it_was_posted(driven):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+
+        async def stopped():
+            parts.keeper.host.empty(turn.live.unit)
+            return TAKEN
+
+        parts.answers = [stopped]
+        assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
+        assert parts.confirmed == [7], "its mind has it all the same"
+        assert parts.sessions == []
+
+    driven(work)
+
+
+def test_done_before_the_answer(driven):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+
+        async def early():
+            assert parts.driver.done("m", "main", None, None) == []
+            return TAKEN
+
+        parts.answers = [early]
+        assert await parts.driver.start(turn, M, turn.delivery, b"{}")
+        await until(lambda: parts.keeper.over)
+        assert parts.keeper.over[0][1].outcome == "done"
+
+    driven(work)
+
+
+def test_done_ends_the_sessions_turn(driven):
+    async def work(parts):
+        turn = await parts.started()
+        assert parts.driver.done("m", "other", None, None) == []
+        assert parts.driver.done("m", "main", None, "8") == []
+        assert parts.driver.done("x", None, None, None) == []
+        [done] = parts.driver.done("m", None, "id", None)
+        assert (done.row, done.message_id) == (7, "id")
+        assert (turn.phase, turn.live.takes_input) == (Phase.ENDING, False)
+        assert parts.driver.done("m", "main", None, None) == []
+        await until(lambda: parts.keeper.over)
+        assert parts.left == [turn.live.unit]
+        [(_, ending)] = parts.keeper.over
+        assert ending == Ending("done", "the mind said that it is done with all sessions")
+
+    driven(work)
+
+
+def test_rows_fold_into_the_turn_one_after_another(driven):
+    async def work(parts):
+        parts.queued = [Row(8, "m", "main"), Row(9, "m", "main")]
+        turn = await parts.started()
+        await until(lambda: turn.resident.feeding is None)
+        assert [id_ for id_, *_ in parts.posted] == [7, 8, 9]
+        assert [id_ for id_, _ in parts.folded] == [8, 9]
+        assert [(one.id, waited) for one, waited in turn.rows] == [
+            (7, Waited(3, "it")), (8, Waited(5, "behind")), (9, Waited(5, "behind")),
+        ]  # fmt: skip
+        assert parts.redrives == [Redrive()]
+        assert len(parts.sessions) == 3
+
+    driven(work)
+
+
+@pytest.mark.parametrize("answer", [DOWN, REFUSED, FAULTS[0]])
+def test_a_row_that_does_not_fold_is_queued_again(driven, answer):
+    async def work(parts):
+        turn = await parts.started()
+        parts.queued, parts.answers = [Row(8, "m", "main")], [answer]
+        parts.driver.feed(turn)
+        await until(lambda: turn.resident.feeding is None)
+        [(id_, ending)] = parts.settled
+        assert (id_, ending.failed, ending.back) == (8, answer is not DOWN, answer is DOWN)
+        assert parts.given_back == [(8, 0)]
+        assert (turn.folded, parts.folded) == ([], [])
+
+    driven(work)
+
+
+@pytest.mark.parametrize(
+    ("found", "back"),
+    [(Unavailable("no"), [(8, 1000)]), (FAULTS[0], [(8, 1000)]), (FAULTS[1], [(8, 1000)]), (None, [])],
+)
+def test_a_row_that_cannot_be_read(driven, found, back):
+    async def work(parts):
+        turn = await parts.started()
+        parts.queued, parts.reads[8] = [Row(8, "m", "main")], found
+        parts.driver.feed(turn)
+        await until(lambda: turn.resident.feeding is None)
+        assert parts.given_back == back
+        assert len(parts.posted) == 1
+
+    driven(work)
+
+
+def test_a_turn_that_ended_while_the_row_was_read(driven):
+    async def work(parts):
+        turn = await parts.started()
+
+        def ends():
+            parts.live.close_input(turn)
+            return row(8), b"{}"
+
+        parts.queued, parts.reads[8] = [Row(8, "m", "main")], ends
+        parts.driver.feed(turn)
+        await until(lambda: turn.resident.feeding is None)
+        assert (parts.given_back, len(parts.posted)) == ([(8, 0)], 1)
+
+    driven(work)
+
+
+def test_a_turn_that_ended_while_the_row_was_posted(driven):
+    async def work(parts):
+        turn = await parts.started()
+
+        async def ends():
+            parts.keeper.host.empty(turn.live.unit)
+            return TAKEN
+
+        parts.queued, parts.answers = [Row(8, "m", "main")], [ends]
+        parts.driver.feed(turn)
+        await until(lambda: parts.settled)
+        assert parts.settled == [(8, Ending("done", "its turn is over"))]
+        assert turn.folded == []
+
+    driven(work)
+
+
+def test_done_during_a_post_or_after_a_recent_end_is_doubtful(driven, monkeypatch):
+    async def work(parts):
+        turn = await parts.started()
+
+        async def done():
+            assert parts.driver.done("m", "main", None, None) == []
+            return TAKEN
+
+        parts.queued, parts.answers = [Row(8, "m", "main")], [done]
+        parts.driver.feed(turn)
+        await until(lambda: turn.folded)
+        assert (turn.resident.doubtful, parts.keeper.over) == (True, [])
+        parts.driver.heard("m", "main")
+        assert turn.resident.reported
+        # quiet since: the watch ends it
+        turn.resident.heard = turn.resident.fed = time.monotonic() - idle_watch.DOUBT_S - 1
+        parts.idle = 1000 * (idle_watch.DOUBT_S + 1)
+        parts.idle_watch._check(parts.driver.finish)
+        assert turn.resident.ending.outcome == "done"
+
+    driven(work)
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "empty", "frozen", "want"),
+    [(599, False, False, None), (600, False, False, "idle"), (31, True, False, "gone"), (29, True, False, None),
+     (601, True, True, None)],
+)  # fmt: skip
+def test_a_quiet_turn_is_over(driven, idle_s, empty, frozen, want):
+    async def work(parts):
+        turn = await parts.started()
+        turn.resident.heard = turn.resident.fed = time.monotonic() - 1000
+        parts.idle, parts.empty, parts.frozen = idle_s * 1000, empty, {turn.live.unit: 1} if frozen else {}
+        parts.idle_watch._check(parts.driver.finish)
+        assert (turn.resident.ending.outcome if turn.resident.ending else None) == want
+
+    driven(work)
+
+
+def test_time_that_a_turn_was_frozen_is_not_idleness(driven):
+    async def work(parts):
+        turn = await parts.started()
+        turn.resident.heard = turn.resident.fed = before = time.monotonic() - 100
+        parts.idle_watch.thawed(TurnThawed(turn.live.unit, 40))
+        parts.idle_watch.thawed(TurnThawed("other.scope", 40))
+        assert turn.resident.heard == turn.resident.fed == before + 40
+        parts.idle_watch.thawed(TurnThawed(turn.live.unit, 400))
+        assert time.monotonic() - turn.resident.heard < 10
+        assert parts.thawed == [(turn.live.unit, 40), (turn.live.unit, 400)]
+
+    driven(work)
+
+
+def test_a_mind_that_died_ends_its_turns(driven):
+    async def work(parts):
+        turn = await parts.started()
+        parts.driver.mind_died(MindDied("other"))
+        assert turn.resident.ending is None
+        parts.driver.mind_died(MindDied("m"))
+        assert turn.resident.ending == Ending("died", "the mind's process died")
+
+    driven(work)
+
+
+def test_a_mind_that_reports_is_up(driven):
+    async def work(parts):
+        parts.driver.up("m")
+        assert parts.redrives == []
+        parts.availability.note("m", "nobody listens")
+        parts.driver.heard("m", None)
+        assert parts.redrives == [Redrive("m")]
+        assert parts.availability.why("m") is None
+
+    driven(work)
+
+
+@pytest.mark.parametrize("stays", [[4], [RuntimeError("whatever")], [SystemdLost("gone")]])
+def test_processes_that_cannot_leave_are_stopped(driven, stays):
+    async def work(parts):
+        turn = await parts.started()
+        parts.stays = stays
+        parts.driver.finish(turn, Ending("done", ""))
+        await until(lambda: parts.keeper.over)
+        assert ("stop_unit", turn.live.unit) in parts.keeper.host.calls
+        assert parts.keeper.over == [(turn, Ending("done", ""))]
+
+    driven(work)
+
+
+ENDS = [
+    ("posted", "started\n", {}, True, "gone"), ("stopped", "started\n", {"stopped": True}, True, "stopped"),
+    ("not posted", "started\n", {}, False, "dismissed"), ("no record", None, {"released": True}, True, "exited"),
+    ("too long", "started\n", {"max_turn": 0.0}, True, "timeout"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "flags", "posted", "want"), [e[1:] for e in ENDS], ids=[e[0] for e in ENDS])
+def test_a_scope_that_is_gone_without_a_report(driven, text, flags, posted, want):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        turn.resident, turn.begun = Resident(posted=posted), time.monotonic()
+        for name, value in flags.items():
+            setattr(turn, name, value)
+        (paths.TURNS / "7").unlink()
+        if text is not None:
+            (paths.TURNS / "7").write_text(text)
+        assert parts.driver.end(turn).outcome == want
+        expected = parts.dones.before(parts.keeper.live.turns[turn.live.unit], "main")
+        turn.admitted = time.monotonic() + 1
+        expected = parts.dones.before(turn, "main")
+        assert bool(expected) == posted, "the mind may yet say that it is done"
+
+    driven(work)
+
+
+@pytest.mark.parametrize("posted", [True, False])
+def test_an_earlier_guards_turn_goes_on(driven, posted):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        (paths.TURNS / "7").write_text("started\nanchor 4711\n")
+        turn.phase, turn.resident = Phase.RUNNING, Resident(posted=posted)
+        await parts.driver.resume(turn, M)
+        assert parts.adopted == [(turn.live.unit, "main", 4711)]
+        assert [id_ for id_, *_ in parts.posted] == ([] if posted else [7]), "what was not confirmed again"
+        assert turn.resident.posted
+        assert parts.sessions == [SessionChanged("m", "main", True)]
+
+    driven(work)
+
+
+@pytest.mark.parametrize(
+    ("mind", "record"),
+    [(None, "started\nanchor 4\n"), (MIND, "started\nanchor 4\n"), (M, "started\n"), (M, None)],
+)
+def test_a_turn_that_cannot_go_on_is_stopped(driven, mind, record):
+    async def work(parts):
+        turn = await parts.started()
+        (paths.TURNS / "7").unlink()
+        if record is not None:
+            (paths.TURNS / "7").write_text(record)
+        await parts.driver.resume(turn, mind)
+        assert turn.asked
+        assert ("stop_unit", turn.live.unit) in parts.keeper.host.calls
+
+    driven(work)
+
+
+def test_a_resumed_turn_whose_row_cannot_be_read_comes_again(driven):
+    async def work(parts):
+        turn = await parts.started()
+        turn.resident.posted, parts.reads[7] = False, Unavailable("no")
+        await parts.driver.resume(turn, M)
+        assert (turn.resident.ending.back, turn.resident.ending.failed) == (True, False)
+
+    driven(work)
+
+
+def test_a_done_that_waited_for_the_guard(driven):
+    async def work(parts):
+        turn = await parts.started()
+        turn.resident.ending = Ending("done", "")
+        await parts.driver.resume(turn, M)
+        assert (parts.left, len(parts.posted)) == ([turn.live.unit], 1)
+
+    driven(work)
+
+
+def test_a_mind_that_is_resident_no_more_takes_nothing_more(driven):
+    async def work(parts):
+        turn = await parts.started()
+        await parts.driver.use(Config(minds={"m": M}))
+        assert turn.live.takes_input
+        assert parts.opened
+        await parts.driver.use(Config())
+        assert turn.live.takes_input
+        await parts.driver.use(Config(minds={"m": MIND}))
+        assert not turn.live.takes_input
+
+    driven(work)
+
+
+def test_an_anchor_that_cannot_be_let_go(driven):
+    async def work(parts):
+        parts.keeper.host.errors["take"] = [OSError(11, "none is free")]
+        turn = parts.turn()
+        assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
+        assert (parts.posted, parts.adopted) == ([], [])
+        assert parts.keeper.over[0][1].back
+        assert outcome.RECORD_LOST not in [ending for _, ending in parts.keeper.over]
+
+    driven(work)
