@@ -1,4 +1,4 @@
-"""What is believed of a cgroup that cannot be read. Its files are played by plain ones."""
+"""The files of cgroups, played by plain ones; and what is believed of one that cannot be read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import resource
 from contextlib import contextmanager
+
+import pytest
 
 from hostguard.linux import cgroup
 
@@ -65,3 +67,43 @@ def test_a_cgroup_removed_before_its_change_was_read_is_empty(tmp_path):
 
     asyncio.run(watch())
     assert told == ["a"]
+
+
+def test_the_files_of_a_cgroup(tmp_path):
+    folder = tmp_path / "a.scope"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError):
+        cgroup.pids(folder)
+    cgroup.move(12, folder)
+    assert (folder / "cgroup.procs").read_text() == "12"
+    (folder / "cgroup.procs").write_text("12\n345\n")
+    assert cgroup.pids(folder) == [12, 345]
+    for frozen in (True, False):
+        cgroup.freeze(folder, frozen)
+        assert (folder / "cgroup.freeze").read_text() == f"{frozen:d}"
+    assert cgroup.pressure_file(folder) == folder / "io.pressure"
+    assert cgroup.account_files(folder) == {
+        "cpu_stat": f"{folder}/cpu.stat", "memory_peak": f"{folder}/memory.peak"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "usec"),
+    [
+        ("usage_usec 1234567\nuser_usec 1\n", 1234567),
+        ("user_usec 1\n", None),
+        ("usage_usec\n", None),
+        (None, None),
+    ],
+)
+def test_cpu_time(tmp_path, text, usec):
+    if text is not None:
+        (tmp_path / "cpu.stat").write_text(text)
+    assert cgroup.cpu_usec(tmp_path) == usec
+
+
+@pytest.mark.parametrize(
+    ("manager", "below"), [("", ""), ("/", ""), ("/user.slice/u@0.service", "user.slice/u@0.service")]
+)
+def test_a_unit_hangs_from_its_manager(manager, below):
+    assert cgroup.of_unit("hostguard.slice", manager) == cgroup.ROOT / below / "hostguard.slice"

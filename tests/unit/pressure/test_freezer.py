@@ -15,7 +15,7 @@ from hostguard.core.model import LiveTurn
 from hostguard.core.settings import Level
 from hostguard.core.signals import Signal, TurnThawed
 from hostguard.linux import files
-from hostguard.pressure import freezer as freezing
+from hostguard.pressure import freezer as module
 from hostguard.pressure.freezer import Freezer, Plan, plan
 from hostguard.pressure.rule import State
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -97,7 +97,7 @@ def freezer(systemd: Systemd, thawed: list[str]) -> Freezer:
 def notes(monkeypatch, tmp_path):
     """The file for the next guard."""
     monkeypatch.setattr(paths, "FROZEN", tmp_path / "frozen.json")
-    monkeypatch.setattr(freezing, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
     return tmp_path / "frozen.json"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.disk import Device
-from hostguard.pressure import sampler as sampling
+from hostguard.pressure import sampler as module
 from hostguard.pressure.sample import Disk, Psi
 from hostguard.pressure.sampler import Sampler
 
@@ -167,9 +167,9 @@ def test_half_a_file_is_no_psi(kernel):
 
 
 def test_a_sample_is_of_now(kernel):
-    before = sampling.boottime()
+    before = module.boottime()
     sample = sampler(kernel).sample(2, None)
-    assert before <= sample.at <= sampling.boottime()
+    assert before <= sample.at <= module.boottime()
     assert (sample.live, sample.cap, sample.disk) == (2, None, None)
 
 
