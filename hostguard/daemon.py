@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 from hostguard import __version__
 from hostguard.api.app import Operator, Status, make_app
 from hostguard.api.deliveries import Deliveries, Waiting
-from hostguard.api.events import EventStream
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
 from hostguard.api.pressure import Pressure
@@ -328,8 +327,7 @@ class Daemon:
             ),
             Minds(parts.policy, parts.settings, self.sleeper, parts.routes, views),
             Schedules(parts.policy, self.scheduler, views),
-            Operator(parts.policy, parts.control, self.status, self.reload),
-            EventStream(parts.recent),
+            Operator(parts.policy, parts.control, parts.recent, self.status, self.reload),
             Pressure(parts.monitor, parts.gate),
             self.metrics,
             self.reporter,

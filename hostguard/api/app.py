@@ -6,8 +6,9 @@ All handlers are thin: they check a request, call a part of the guard, and answe
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard import __version__
-from hostguard.api.http import body_max, json_object, on, problem
+from hostguard.api.http import Stream, body_max, json_object, number, on, problem
 from hostguard.api.pressure import pressed
 from hostguard.api.views import Json, Views, effective_cap
 from hostguard.config.dump import as_dict
@@ -37,6 +38,7 @@ from hostguard.linux.limits import Verdict
 from hostguard.pressure.monitor import Monitor
 from hostguard.store import requests
 from hostguard.store.writer import Queue
+from hostguard.telemetry.events import BEHIND_MAX, RecentEvents
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -120,10 +122,11 @@ class Operator:
         self,
         policy: Policy,
         control: Control,
+        events: RecentEvents,
         status: Callable[[], Json],
         reload: Callable[[], Awaitable[None]],
     ) -> None:
-        self._policy, self._control = policy, control
+        self._policy, self._control, self._events = policy, control, events
         self._status, self._reload = status, reload
 
     @on("GET", "/v1/status")
@@ -175,5 +178,26 @@ class Operator:
             raise bad_request(str(error)) from error
         return JSONResponse({"sources": list(self._policy.config.sources)})
 
+    @on("GET", "/v1/events")
+    async def _get_events(self, request: Request) -> Response:
+        # Server-sent events; with ?follow=0 those in memory, and the end.
+        last = request.headers.get("last-event-id")
+        follow = request.query_params.get("follow") != "0"
+        after = number(last, 0) if last is not None or not follow else None
+        return Stream(_sent(self._events, after, follow), "text/event-stream")
+
     async def _body(self, request: Request, optional: bool = False) -> dict[str, Any]:
         return await json_object(request, body_max(self._policy.config.payload_max), optional=optional)
+
+
+async def _sent(events: RecentEvents, after: int | None, follow: bool) -> AsyncGenerator[bytes, None]:
+    with events.reader() as queue:
+        for event in events.kept(after) if after is not None else []:
+            yield _sse(event)
+        yield b": ready\n\n"
+        while follow and queue.qsize() < BEHIND_MAX:
+            yield _sse(await queue.get())
+
+
+def _sse(event: dict[str, Any]) -> bytes:
+    return f"id: {event['id']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()

@@ -67,7 +67,7 @@ class Schedules:
 
     @on("POST", "/v1/schedules")
     async def _add(self, request: Request) -> Response:
-        # The same one again changes nothing
+        # The same schedule again changes nothing.
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
         schedule = await requests.in_thread(parse, body, config)

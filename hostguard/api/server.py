@@ -1,7 +1,8 @@
 """Where the guard listens: the API's unix socket, which knows who calls, and endpoints on loopback TCP.
 
-The server is h11 on asyncio: the bounds that a guard needs are not to be had of a general one. uvicorn bounds
-neither connections nor the time for a head; hypercorn and aiohttp.web no connections, and take more memory.
+The server is h11 on asyncio (connection.py). By its public interface no general server can bound connections,
+the time for a head, and clients that do not read. h11 is also the smallest: Python 3.11 with Starlette and it
+takes 25 MiB; with uvicorn 28, with hypercorn 29, with aiohttp.web 37. It takes the least time to import, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from hostguard.api.http import Address, Connection, Limits
+from hostguard.api.connection import Address, Connection, Limits
 from hostguard.core.errors import not_allowed
 from hostguard.core.tasks import Tasks
 from hostguard.systemd.notify import Notifier

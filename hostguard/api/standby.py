@@ -1,7 +1,7 @@
-"""What the guard does while its queue cannot be opened, since the card is full, read-only or gone: it waits.
+"""Waits while the queue cannot be opened because the card is full, read-only or gone.
 
-To end and be started again every few seconds would take half of a small host's CPU for as long as that lasts.
-Every request is told why nothing can be done for it.
+To end instead, and to be started again every few seconds, would take half of a small host's CPU.
+Every request is answered with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stopped(Exception):
 async def open_queue(queue: Queue, notifier: Notifier, stop: asyncio.Event) -> socket.socket | None:
     """Open the queue, however long that takes. Raises SchemaTooNew, Stopped, OSError.
 
-    The API's socket if that was served meanwhile, still open; None if the queue could be opened at once.
+    Returns the API's socket, still open, if it was served meanwhile; None if the queue opened at once.
     """
     try:
         await queue.open()

@@ -64,17 +64,8 @@ class Endpoint(Listener):
         acceptor: Acceptor,
         notifier: Notifier,
     ) -> None:
-        minds = _Minds(policy, residents, done_tracker, acceptor)
         what, loss = "the minds' endpoint", "events of minds are lost"
-        super().__init__(make_app(minds), what, "events.listen", loss, FD_NAME, notifier)
-
-
-class _Minds:
-    """The handlers."""
-
-    def __init__(
-        self, policy: Policy, residents: ResidentDriver, done_tracker: DoneTracker, acceptor: Acceptor
-    ) -> None:
+        super().__init__(make_app(self), what, "events.listen", loss, FD_NAME, notifier)
         self._policy, self._residents, self._done_tracker = policy, residents, done_tracker
         self._acceptor = acceptor
         self._logged = -LOG_PAUSE_S  # when the last refusal was logged

@@ -21,9 +21,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from until import until
 
-from hostguard.api import http
+from hostguard.api import connection
 from hostguard.api.app import make_app
-from hostguard.api.http import Limits, Stream, has_left, json_object, on
+from hostguard.api.connection import Limits
+from hostguard.api.http import Stream, has_left, json_object, on
 from hostguard.api.server import LOCAL, LOOPBACK, Server, listen, peer
 from hostguard.core.errors import conflict
 
@@ -331,7 +332,7 @@ def test_it_answers_while_all_kinds_of_clients_hold_connections(tmp_path: Path, 
 
 def test_a_head_has_a_size(tmp_path: Path) -> None:
     async def work(host: Host) -> None:
-        answer = await host.ask(b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 2 * http.HEAD_MAX)
+        answer = await host.ask(b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 2 * connection.HEAD_MAX)
         assert (answer.status, answer.code) == (431, "bad_request")
 
     on_host(tmp_path, work)
@@ -413,19 +414,25 @@ def test_a_body_that_nobody_reads_is_skipped(tmp_path: Path) -> None:
         # Clients send it apart from the head, which may be answered already.
         assert (await client.ask(unread[:-5])).status == 200
         assert (await client.ask(unread[-5:] + GET)).body == b"hello"
-        # One that is long, or does not come.
-        assert (
-            await client.ask(GET.replace(b"\r\n\r\n", b"\r\nContent-Length: 999999\r\n\r\n"))
-        ).status == 200
-        client.writer.write(bytes(200_000))
-        assert await client.rest() == b""
-        client.close()
-        client = await host.connect()
+        # One that does not come.
         assert (await client.ask(unread[:-2])).status == 200
         assert await client.rest() == b""
         client.close()
 
     on_host(tmp_path, work, replace(LOCAL, idle_s=0.5))
+
+
+def test_a_long_body_that_nobody_reads_closes_the_connection_at_once(tmp_path: Path) -> None:
+    async def work(host: Host) -> None:
+        client = await host.connect()
+        await client.ask(GET.replace(b"\r\n\r\n", b"\r\nContent-Length: 999999\r\n\r\n"))
+        began = time.monotonic()
+        client.writer.write(bytes(200_000))
+        assert await client.rest() == b""
+        assert time.monotonic() - began < LOCAL.idle_s / 2
+        client.close()
+
+    on_host(tmp_path, work)
 
 
 def test_http_1_0(tmp_path: Path) -> None:

@@ -1,0 +1,229 @@
+"""HTTP/1.1 on one connection, for an ASGI app, with h11, which itself does no I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+import h11
+
+from hostguard.api.http import problem
+from hostguard.core.errors import Problem, bad_request
+from hostguard.core.tasks import Tasks
+
+Address = tuple[str, int]  # as ASGI's "client"
+log = logging.getLogger(__name__)
+
+HEAD_MAX = 64 << 10  # bytes of a request's head
+UNREAD_MAX = 64 << 10  # bytes that a client may send ahead of what the app reads, or after its answer
+REST_S = 1.0  # seconds that it may take for the rest, on a connection for one request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients of one server may take. Times are in seconds; None: any time."""
+
+    connections: int
+    head_s: float | None  # from the connection until the first request's head is complete
+    idle_s: float  # from an answer until the next head is complete; 0: one request a connection
+    stall_s: float | None  # how long a client may take nothing of an answer
+
+
+class Connection(asyncio.Protocol):
+    """Passes the requests of one client to the app, one after another."""
+
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        client_of: Callable[[asyncio.BaseTransport], Address | None],
+        open_: set[Connection],
+        tasks: Tasks,
+    ) -> None:
+        self._app, self._limits, self._client_of = app, limits, client_of
+        self._open, self._tasks = open_, tasks
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
+        self._unread = 0  # bytes that h11 may still hold
+        self._news = asyncio.Event()  # data came, or the client left
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._left = False  # the client sends no more
+        self._lost = False  # and takes no more
+        self._busy = self._ending = False
+        self._method = b""
+
+    # -- for asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve the client, unless it may not connect or there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._open.add(self)
+        self._client = self._client_of(transport)
+        if self._client is None or len(self._open) > self._limits.connections:
+            transport.abort()
+        else:
+            transport.set_write_buffer_limits(0)
+            self._tasks.start(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the data until it is read."""
+        self._http.receive_data(data)
+        self._unread += len(data)
+        if self._unread > UNREAD_MAX:
+            self._transport.pause_reading()
+        self._news.set()
+
+    def eof_received(self) -> bool:
+        """The client sends no more, but may still read."""
+        self._left = True
+        self._news.set()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wake up whatever waits for the client."""
+        self._open.discard(self)
+        self._left = self._lost = True
+        self._news.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        """The client is slow to read."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._writable.set()
+
+    # -- requests
+
+    def end(self) -> None:
+        """Close the connection after the request that is being answered."""
+        self._ending = True
+        if not self._busy:
+            self._transport.close()
+
+    async def _serve(self) -> None:
+        try:
+            wait = self._limits.head_s
+            while (request := await self._head(wait)) is not None:
+                self._busy = True
+                await self._answer(request)
+                self._busy = False
+                if self._ending or not await self._next_cycle():
+                    break
+                wait = self._limits.idle_s
+            self._transport.close()
+        except TimeoutError:
+            self._transport.abort()
+        except h11.RemoteProtocolError as error:
+            status = HTTPStatus(error.error_status_hint)
+            fault = Problem(status, bad_request("").code, f"this is not HTTP/1.1: {error}")
+            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                await problem(fault)({"type": "http", "method": "GET"}, self._receive, self._send)
+            self._transport.close()
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    async def _head(self, wait: float | None) -> h11.Request | None:
+        async with asyncio.timeout(wait):
+            event = await self._event()
+        return event if isinstance(event, h11.Request) else None
+
+    async def _next_cycle(self) -> bool:
+        """True if the connection can take another request."""
+        # A body that the app did not read. It may come after the answer: clients send it apart from the head.
+        most = UNREAD_MAX
+        async with asyncio.timeout(self._limits.idle_s or REST_S):
+            while self._http.their_state is h11.SEND_BODY and most > 0 and not self._left:
+                event = await self._event()
+                most -= len(event.data) if isinstance(event, h11.Data) else 0
+        if not self._http.our_state is self._http.their_state is h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _answer(self, request: h11.Request) -> None:
+        path, _, query = request.target.partition(b"?")
+        self._method = request.method
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode("ascii"),
+            "method": request.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": self._client,
+        }
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception:
+            if not self._left:
+                log.exception("cannot answer %s %s", scope["method"], path.decode("ascii"))
+
+    async def _event(self) -> Any:
+        """The next event of h11; ConnectionClosed if the client left. Raises RemoteProtocolError."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._unread = 0
+            self._transport.resume_reading()
+            if self._left:
+                return h11.ConnectionClosed()
+            self._news.clear()
+            await self._news.wait()
+        return event
+
+    async def _receive(self) -> dict[str, Any]:
+        """ASGI's receive: the body in parts, then http.disconnect once the client left."""
+        if self._http.they_are_waiting_for_100_continue:
+            await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+        if self._http.their_state is h11.SEND_BODY:
+            try:
+                event = await self._event()
+            except h11.RemoteProtocolError as error:
+                raise bad_request(f"the body is not HTTP/1.1: {error}") from error
+            if isinstance(event, h11.ConnectionClosed):
+                raise bad_request("the client left before the end of the body")
+            more = isinstance(event, h11.Data)
+            return {"type": "http.request", "body": bytes(event.data) if more else b"", "more_body": more}
+        while not self._left:
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], list(message["headers"])
+            if not self._limits.idle_s:
+                headers.append((b"connection", b"close"))
+            reason = HTTPStatus(status).phrase
+            await self._write(h11.Response(status_code=status, headers=headers, reason=reason))
+            return
+        if (body := message.get("body", b"")) and self._method != b"HEAD":
+            await self._write(h11.Data(data=body))
+        if not message.get("more_body", False):
+            await self._write(h11.EndOfMessage())
+
+    async def _write(self, event: Any) -> None:
+        if self._lost:
+            return
+        if data := self._http.send(event):
+            self._transport.write(data)
+        if self._writable.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await self._writable.wait()
+        except TimeoutError:
+            self._left = self._lost = True
+            self._transport.abort()
