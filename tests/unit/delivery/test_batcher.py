@@ -47,6 +47,19 @@ def test_a_batch_is_one_row_and_each_source_says_which(tmp_path):
     hosted(tmp_path, work)
 
 
+def test_only_the_sessions_whose_time_has_come_go_out(tmp_path):
+    async def work(host):
+        await host.begin_with()  # a session with a turn, and nothing that waits
+        await host.send(message("1", session="t", batch={**LONG, "debounce_s": 0.1}))
+        later = await host.send(message("2", session="u"))
+        assert await host.out() == [["1"]]
+        assert (await host.row(later)).state is State.BATCHING
+        assert host.batcher.count("bob") == 1
+        assert host.batcher._wakes is not None, "the timer is set for the other"
+
+    hosted(tmp_path, work)
+
+
 def test_a_batch_of_one_channel_and_sender_is_theirs(tmp_path):
     async def work(host):
         await host.send(message("a"))
