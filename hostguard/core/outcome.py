@@ -56,7 +56,7 @@ class Ending:
 
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
-RECORD_LOST = Ending("exited", "its exit record was removed: how it ended is not known")
+RECORD_LOST = Ending("exited", "its exit record was removed: its result is unknown")
 
 
 def ending(
@@ -73,7 +73,7 @@ def ending(
     if record.not_started is not None:
         return Ending("not_started", record.not_started, failed=True)
     if not record.released:
-        return Ending("dismissed", "the guard stopped before the command was let run", back=True)
+        return Ending("dismissed", "the guard stopped before the command could run", back=True)
     number = record.signal
     status = 128 + number if number is not None else record.exit
     if stopped:

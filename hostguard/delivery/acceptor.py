@@ -92,7 +92,7 @@ class Acceptor:
         """Wait while rows of the minds leave quarantine: a newer one must not overtake them."""
         under_way = {task for mind in minds if (task := self._held.releasing(mind)) is not None}
         if under_way and (await asyncio.wait(under_way, timeout=ANSWER_S))[1]:
-            raise unavailable("the device does not take writes; nothing is accepted, try again")
+            raise unavailable("the device accepts no writes; nothing is accepted, try again")
 
     def _plan(self, mind: str, message: Message) -> planner.Plan:
         config, asleep = self._policy.config.minds[mind], self._policy.sleepy(mind)
@@ -147,9 +147,9 @@ class Acceptor:
             if not self._queue.withdraw(write):
                 self._follow(write, new)
             again = "again with the same key" if new.key else "again"
-            raise unavailable(f"the device does not take writes; nothing is accepted, try {again}") from None
+            raise unavailable(f"the device accepts no writes; nothing is accepted, try {again}") from None
         except Unavailable as error:
-            raise unavailable(f"the queue does not take writes: {error}") from error
+            raise unavailable(f"the queue accepts no writes: {error}") from error
         except deliveries.KeyReused:
             raise conflict(f"the key {new.key} was used for another message") from None
         except deliveries.Full:

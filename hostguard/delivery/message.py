@@ -83,7 +83,7 @@ def message(body: Any, config: Config, now: int) -> Message:
     channel, minds = _target(body.get("to"), config, sender)
     not_before, expires_at = time(body, "not_before"), time(body, "expires_at")
     if expires_at and expires_at <= max(now, not_before):
-        raise bad_request("expires_at is not after now and not_before: the message could never start")
+        raise bad_request("expires_at must be later than now and not_before: the message could never start")
     session = text(body, "session", SESSION_MAX)
     if session is not None and own_session(session):
         raise bad_request(f'session must not begin with "{OWN_SESSION}": only {NEW_SESSION} does')
@@ -197,7 +197,7 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
             raise unknown("channel", to, f"channels: {known}")
         minds = tuple(mind for mind in members if mind != sender)
         if not minds:
-            raise conflict(f"{to} has nobody but the sender")
+            raise conflict(f"{to} has no mind except the sender")
         return to, minds
     name = to.removeprefix("@")
     mind = known_mind(name, config)
@@ -209,7 +209,7 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
 def one_or_all(body: Mapping[str, Any]) -> str | None:
     """The mind of a request; None: it is about all minds. Raises Problem."""
     if body.get("mind") == "":
-        raise bad_request("mind is empty: name one, or leave it out to mean all")
+        raise bad_request("mind is empty: name one, or omit it for all minds")
     return text(body, "mind", KEY_MAX)
 
 
@@ -251,9 +251,9 @@ def encode(payload: Mapping[str, Any], config: Config) -> bytes:
     try:
         raw = compact(payload)
     except UnicodeEncodeError:
-        raise bad_request("the message has half of a surrogate pair: it is not text") from None
+        raise bad_request("the message contains an unpaired surrogate: it is not valid text") from None
     except ValueError:
-        raise bad_request("the message has a number that JSON cannot hold") from None
+        raise bad_request("the message contains a number that JSON cannot represent") from None
     if len(raw) > config.payload_max:
         raise too_large(
             f"the message has {len(raw)} bytes as JSON, at most {config.payload_max} are allowed"

@@ -102,7 +102,7 @@ class MindServices:
                         return
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            log.warning("%s: takes no connections %.0f s after its start", unit, LISTEN_S)
+            log.warning("%s: accepts no connections %.0f s after its start", unit, LISTEN_S)
 
     async def _ask(
         self, unit: str, call: Callable[[str], Awaitable[None]], wanted: Callable[[], bool]

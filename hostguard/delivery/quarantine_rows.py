@@ -64,7 +64,7 @@ def invite(row: Delivery, payload: Mapping[str, Any], count: int) -> str:
     return (
         f"[hostguard] {messages} kept back, not delivered: no rule of your routes.json matches the channel"
         f" {channel}. The newest is from {sender}: {preview}\n"
-        f"To get them, put a rule for it into the rules of your routes.json, as {rule}: the newest {RELEASED}"
+        f"To get them, add a rule to your routes.json, such as {rule}: the newest {RELEASED}"
         " then follow, older ones are archived"
     )
 

@@ -70,7 +70,7 @@ class RouteFiles:
         try:
             self._inotify = Inotify()
         except OSError as error:
-            log.warning("changes of routes are only seen at a reload: inotify: %s", error.strerror)
+            log.warning("changes of routes take effect only at a reload: inotify: %s", error.strerror)
         else:
             asyncio.get_running_loop().add_reader(self._inotify.fd, self._on_inotify)
         await self.reload(config)
@@ -163,15 +163,15 @@ def _take_over(mind: str, file: _File, look: _Look) -> bool:
     """True if the mind's routes changed."""
     file.watches = look.watches
     if look.blind is not None and not file.blind:
-        log.warning("%s: changes are only seen at a reload: %s", file.path, _mend(look.blind))
+        log.warning("%s: changes take effect only at a reload: %s", file.path, _mend(look.blind))
     file.blind = look.blind is not None
     if look.stamp is None:
         return False
     if file.stamp is None and look.stamp == GONE:
-        log.info("%s: there is none yet; %s takes every message until there is", file.path, mind)
+        log.info("%s: the file does not exist yet; %s gets every message until it does", file.path, mind)
     file.stamp = look.stamp
     if look.fault is not None:
-        kept = "the routes before it stay" if file.routes is not None else f"{mind} has no routes"
+        kept = "the earlier routes stay in effect" if file.routes is not None else f"{mind} has no routes"
         log.warning("%s: %s; %s", file.path, look.fault, kept)
         return False
     if look.routes == file.routes:

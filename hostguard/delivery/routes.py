@@ -100,7 +100,7 @@ def parse_routes(text: str) -> Routes:
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError('it must be an object, as {"rules": [...]}')
+        raise ValueError('it must be an object, such as {"rules": [...]}')
     rules, sessions = data.get("rules", []), data.get("sessions", {})
     if not isinstance(rules, list) or len(rules) > RULES_MAX:
         raise ValueError(f"rules must be a list of at most {RULES_MAX}")
@@ -215,9 +215,9 @@ def route(routes: Routes, mind: str, payload: Fields) -> Routed:
             continue
         text = f"rule {number} matches"
         if rule.file:
-            return Routed("file", f"{text}: it goes into the file {rule.path}", path=rule.path, rule=number)
+            return Routed("file", f"{text}: written to the file {rule.path}", path=rule.path, rule=number)
         if rule.mention and payload.get("sender") and not says(mind, text_of(payload.get("content"))):
-            return Routed("filtered", f"{text}, and takes only what mentions {mind}", rule=number)
+            return Routed("filtered", f"{text}, but only for messages that mention {mind}", rule=number)
         session = expand(rule.session or routes.default, payload)
         return _deliver(routes, session, rule.batch, number, f"{text}: session {session}")
     if routes.quarantine_unmatched:

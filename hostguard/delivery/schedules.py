@@ -255,7 +255,7 @@ class Scheduler:
         watch.reported = times[-1]
         told = [_shown(time, entry.zone) for time in times]
         if found.since is not None:
-            told[0] = f"all before {_shown(found.since, entry.zone)}, too many to name, {told[0]}"
+            told[0] = f"all before {_shown(found.since, entry.zone)}, too many to list, {told[0]}"
         lines = [", ".join(told[i : i + MISSED_PER_LINE]) for i in range(0, len(told), MISSED_PER_LINE)]
         lines[-1] += f"; {len(late)} of these are sent now" if late else "; none of these is sent"
         schedule = entry.schedule

@@ -114,7 +114,7 @@ class Sleeper:
     async def _tell(self, mind: Mind, until: int | None, now: int) -> bool:
         """Send the mind the message over which it falls asleep; False if it takes none."""
         when = f" until {_shown(until)}" if until is not None else ""
-        text = f"[hostguard] You are about to sleep{when}. Messages are kept, but for those that wake you."
+        text = f"[hostguard] You are about to sleep{when}. Messages wait, except those that wake you."
         by = now + FALL_MS
 
         def falls(rows: Sequence[Delivery]) -> tuple[Change, Change]:
@@ -296,7 +296,7 @@ class Sleeper:
             if problem.code != "unavailable":
                 raise
             self._settings.restore(SLEEP.key(mind), WOKEN.key(mind), START.key(mind))
-            raise unavailable(f"the device does not take writes; {mind} is as it was, try again") from problem
+            raise unavailable(f"the device accepts no writes; {mind} is as it was, try again") from problem
 
 
 def _shown(time: int) -> str:

@@ -29,7 +29,7 @@ from hostguard.turns.scopes import Scopes
 
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 BY_REQUEST = "cancelled by request"
-RUN_LEFT = "its `hostguard run` went away"
+RUN_LEFT = "its `hostguard run` ended"
 
 
 @dataclass(eq=False)
@@ -59,9 +59,7 @@ class Control:
 
         def stored() -> None:
             who = mind or "the guard"
-            event, text = (
-                (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} goes on after a pause")
-            )
+            event, text = (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} is resumed")
             self._events.emit(event, text, mind=mind)
             self.redrive()
 
@@ -77,7 +75,7 @@ class Control:
         if name not in LIMITS:
             raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
         if mind is not None and name != "mind_concurrent_turns":
-            raise bad_request(f"{name} is of the whole host: leave the mind out")
+            raise bad_request(f"{name} applies to the whole host: omit the mind")
         self._check(mind)
         boot, limit = self._policy.boot if runtime else None, None
         if value == "unlimited":
@@ -210,7 +208,7 @@ class DeliveryControl:
             units = ", ".join(sorted(blockers[id_] or ()))
             raise conflict(
                 f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
-                " It is accepted all the same: go on without waiting"
+                " The message is accepted: continue without waiting"
             )
 
     def _blockers(self, row: Delivery) -> Collection[str] | None:

@@ -208,7 +208,7 @@ class Dispatcher:
     def _drop_run(self, id_: int) -> None:
         row = self._run_clients.unpark(id_)
         if row is not None:
-            self._ledger.close(row, State.CANCELLED, "its `hostguard run` went away")
+            self._ledger.close(row, State.CANCELLED, "its `hostguard run` ended")
 
     def _set_timer(self, now: int) -> None:
         if self._timer is not None:

@@ -253,7 +253,7 @@ class Ledger:
             if row.id in spared:
                 later.append(entry)
             elif remove(row):
-                self.close(row, State.EXPIRED, "its time to start ran out")
+                self.close(row, State.EXPIRED, "it did not start in time")
         for entry in later:
             heapq.heappush(self._expiries, entry)
 

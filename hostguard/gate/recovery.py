@@ -180,7 +180,7 @@ class Recovery:
         if row.posted_at and turn in self._live:
             turn.folded.append((row, _waited(row)))
         elif row.posted_at:
-            self._settle(row, turn, Ending("gone", "its turn ended while the guard was away"), _waited(row))
+            self._settle(row, turn, Ending("gone", "its turn ended while the guard was down"), _waited(row))
         else:
             again = Ending("dismissed", "the guard stopped before the mind confirmed it", back=True)
             self._settle(row, turn, again, _waited(row))

@@ -59,7 +59,7 @@ class Starter:
         id_ = turn_id(row.id, self._ledger.attempts(row.id))
         unit = turn_unit(row.mind, id_)
         if unit in self._live.turns:
-            log.warning("%s is live already, and not by us: row %d waits for it", unit, row.id)
+            log.warning("%s is live already, but not ours: row %d waits for it", unit, row.id)
             return False
         self._rows.take(row)
         driver = self._drivers.choose(row.kind, self._policy.config.minds[row.mind].url is not None)
@@ -81,7 +81,7 @@ class Starter:
                 if turn.delivery is None:
                     self._put_back(turn, row)
                 else:
-                    ending = Ending("not_started", f"a fault of hostguard: {error!r}", failed=True)
+                    ending = Ending("not_started", f"a bug in hostguard: {error!r}", failed=True)
                     self._scopes.give_up(turn, ending)
             if not isinstance(error, Exception):
                 raise

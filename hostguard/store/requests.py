@@ -26,16 +26,16 @@ async def write(queue: Queue, op: Callable[[Connection], T], then: Callable[[T],
         result = await asyncio.wait_for(asyncio.shield(pending.future), ANSWER_S)
     except TimeoutError:
         if queue.withdraw(pending):
-            raise unavailable("the device does not take writes; nothing was done") from None
+            raise unavailable("the device accepts no writes; nothing was done") from None
 
         def late(future: asyncio.Future[T]) -> None:
             if not future.cancelled() and future.exception() is None:
                 then(future.result())
 
         pending.future.add_done_callback(late)
-        raise unavailable("the device does not take writes; it is done once the device goes on") from None
+        raise unavailable("the device accepts no writes; it is done once it works again") from None
     except Unavailable as error:
-        raise unavailable(f"the queue does not take writes: {error}") from error
+        raise unavailable(f"the queue accepts no writes: {error}") from error
     then(result)
 
 

@@ -241,9 +241,9 @@ class Queue:
         """Said once, however often a write is tried again."""
         before, self.trouble = self.trouble, trouble
         if trouble is not None and trouble != before:
-            log.error("cannot write to %s: %s; it is tried again every %g s", self.path, trouble, RETRY_S)
+            log.error("cannot write to %s: %s; trying again every %g s", self.path, trouble, RETRY_S)
         if trouble is None and before is not None:
-            log.warning("%s takes writes again", self.path)
+            log.warning("%s accepts writes again", self.path)
         if (trouble is None) != (before is None):
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.trouble_changed.send, QueueTrouble(trouble))

@@ -34,7 +34,7 @@ class Journal:
             sys.stderr.write(text + "\n")
             return
         if self._dropped:
-            text = f"{text} ({self._dropped} lines before this one were lost: the journal did not take them)"
+            text = f"{text} ({self._dropped} lines before this one were lost: the journal refused them)"
         entry = {
             "MESSAGE": text,
             "PRIORITY": str(priority),

@@ -17,7 +17,7 @@ WHY = {
     "paused": "all are paused: hostguard resume",
     "mind_paused": "paused: hostguard resume {mind}",
     "asleep": "asleep: hostguard wake {mind}",
-    "caller_away": "its hostguard run went away",
+    "caller_away": "its hostguard run is not connected",
     "unknown_mind": "not configured",
     "session_busy": "session busy",
     "mind_busy": "mind busy",
@@ -25,7 +25,7 @@ WHY = {
     "pressure": "disk not calm",
     "mind_down": "server down",
     "no_systemd": "systemd does not answer",
-    "no_writes": "the disk takes no writes",
+    "no_writes": "the disk accepts no writes",
 }
 BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons with a turn as their cause
 QUIET = ("idle", "asleep")  # states of a mind

@@ -275,7 +275,7 @@ class Adoption:
             try:
                 await asyncio.to_thread(process_sessions.store, self._kept)
             except OSError as error:
-                log.warning("which session each process works for is not kept: %s", error)
+                log.warning("the sessions of processes are not saved: %s", error)
 
     def close(self) -> None:
         """Follow nothing any more. Processes stay where they are."""

@@ -80,7 +80,7 @@ class IdleWatch:
         idle_s = min(self._adoption.idle_ms(turn.live.unit) / 1000, now - resident.fed)
         quiet_s = min(idle_s, now - resident.heard)
         if resident.doubtful and quiet_s >= min(DOUBT_S, mind.idle_end):
-            return Ending("done", "the mind said that it is done, and has been quiet since")
+            return Ending("done", "the mind reported that it is done, and has been quiet since")
         if self._adoption.deserted(turn.live.unit) and quiet_s >= min(GONE_S, mind.idle_end):
             return Ending("gone", "its processes are gone")
         if idle_s >= mind.idle_end:

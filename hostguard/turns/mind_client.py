@@ -92,7 +92,7 @@ class MindClient:
             async with aclosing(answer):  # its status tells what came of it, whatever becomes of the body
                 said = await _start_of(answer)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return Posted(Outcome.DOWN, f"{mind.url} takes no connections ({error})")
+            return Posted(Outcome.DOWN, f"{mind.url} accepts no connections ({error})")
         except TimeoutError:
             return Posted(Outcome.REFUSED, f"no answer within {POST_S:.0f} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -24,7 +24,7 @@ def load() -> dict[Process, tuple[str, str]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s: %s; what is new in a turn counts as its session's", paths.SESSIONS, error)
+        log.warning("%s: %s; new processes in a turn count for its session", paths.SESSIONS, error)
         return {}
     alive = (process(pid) for pid in told)
     return {known: told[known.pid][1:] for known in alive if known and told[known.pid][0] == known.started}

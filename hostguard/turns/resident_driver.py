@@ -151,12 +151,12 @@ class ResidentDriver:
             if self._closing:
                 raise
             log.exception("turn %s cannot go on", turn.live.id)
-            self.finish(turn, Ending("refused", f"a fault of hostguard: {error!r}", failed=True))
+            self.finish(turn, Ending("refused", f"a bug in hostguard: {error!r}", failed=True))
             if not isinstance(error, Exception):
                 raise
             return False
         if resident.early:
-            self.finish(turn, Ending("done", "the mind said that it is done"))
+            self.finish(turn, Ending("done", "the mind reported that it is done"))
         return True
 
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
@@ -181,7 +181,7 @@ class ResidentDriver:
             # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
             self._availability.note(mind.name, posted.text)
             return Ending("down", posted.text, back=True)
-        return Ending("refused", f"the mind did not take it: {posted.text}", failed=True)
+        return Ending("refused", f"the mind did not accept it: {posted.text}", failed=True)
 
     # -- more messages for it
 
@@ -223,7 +223,7 @@ class ResidentDriver:
             posted = await self._post(turn, mind, delivery, raw, waited)
         except BaseException as error:
             if not self._closing:
-                ending = Ending("refused", f"a fault of hostguard: {error!r}", failed=True)
+                ending = Ending("refused", f"a bug in hostguard: {error!r}", failed=True)
                 self._settle(delivery, turn, ending, waited)
             raise
         if posted.outcome is not Outcome.TAKEN:
@@ -270,7 +270,7 @@ class ResidentDriver:
         Returns those that ended a turn.
         """
         ended = []
-        reason = "the mind said that it is done" + (" with all sessions" if session is None else "")
+        reason = "the mind reported that it is done" + (" with all sessions" if session is None else "")
         for turn, resident in self._live.resident(mind):
             if session not in (None, turn.live.session) or resident.ending is not None:
                 continue
@@ -318,7 +318,7 @@ class ResidentDriver:
             left = [turn.pid or 0]
         if left and turn in self._live:
             # They end with their turn; until then the slot is theirs.
-            log.warning("%s: processes %s cannot leave and are stopped", turn.live.unit, left)
+            log.warning("%s: processes %s cannot be moved back and are stopped", turn.live.unit, left)
             turn.phase = Phase.LINGERING
             try:
                 await self._scopes.stop(turn)

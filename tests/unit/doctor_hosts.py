@@ -153,7 +153,7 @@ CONTAINER: Files = {  # systemd-nspawn on the card's host, its own cgroup namesp
 }  # fmt: skip
 
 OVERLAY = Device(
-    None, None, "/var/lib/hostguard is on overlay (overlay), which does not tell its disk; set path"
+    None, None, "/var/lib/hostguard is on overlay (overlay), which does not show its disk; set path"
 )
 EVERYTHING = Config(
     global_concurrent_turns=2,

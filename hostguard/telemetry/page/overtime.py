@@ -40,7 +40,7 @@ def over_time(report: Any) -> str:
             (str(most), "0"), "",
         ),
         _figure(
-            "<b>Disk</b>: what a request took, the longest of each step; logarithmic.",
+            "<b>Disk</b>: time per request, the longest of each step; logarithmic.",
             charts.bars(
                 "await", waits, lambda value: max(0.02, _log(value) / _log(slowest)),
                 f"A request of the disk took up to {_ms(slowest)}.",
@@ -142,7 +142,7 @@ def _quiet(report: Any, at: int) -> bool:
 
 def _table(report: Any) -> str:
     """The steps in which something happened."""
-    heads = ["From", *(safe(name) for name in _names(report)), "Disk", "Cap", "Held", "A request took"]
+    heads = ["From", *(safe(name) for name in _names(report)), "Disk", "Cap", "Held", "Time per request"]
     rows = [
         [
             _clock(report, at),

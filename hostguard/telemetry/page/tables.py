@@ -61,7 +61,7 @@ def minds(rows: Sequence[Any]) -> str:
     """What each mind did in the span of the report."""
     heads = [
         "Mind", "Turns", "Failed", "Waited, median", "Waited, 95 %", "Ran", "CPU", "Read", "Written",
-        "Waited mostly, as",
+        "Most common reason",
     ]  # fmt: skip
     cells = [
         [
@@ -95,7 +95,7 @@ def incidents(found: Sequence[Any], now: int) -> str:
     """When the disk was in trouble and what the guard did, the newest first."""
     title = '<h2 id="incidents-title">Incidents</h2>'
     if not found:
-        return f"{title}\n<p>The disk was in no trouble in this time.</p>"
+        return f"{title}\n<p>The disk was calm in this time.</p>"
     items = "".join(f'<li class="{html(one["level"])}">{_incident(one, now)}</li>' for one in found)
     return f'{title}\n<ol class="incidents" reversed aria-labelledby="incidents-title">{items}</ol>'
 
@@ -103,10 +103,10 @@ def incidents(found: Sequence[Any], now: int) -> str:
 def _incident(one: Any, now: int) -> str:
     lasts = duration(max(0, (one["until"] or now) - one["at"]) / 1000)
     until = f"for {lasts}" if one["until"] is not None else f"for {lasts}, until now"
-    did = "; ".join(_did(one)) or "the guard had nothing to do"
+    did = "; ".join(_did(one)) or "no response was needed"
     return (
         f"<b>{html(clock(one['at']))}</b> The disk was {html(one['level'])} {until}:"
-        f" {html(one['evidence'])}.<br>What the guard did: {html(did)}."
+        f" {html(one['evidence'])}.<br>The guard's response: {html(did)}."
     )
 
 

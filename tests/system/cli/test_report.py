@@ -93,7 +93,7 @@ def test_a_stall_is_told_while_it_lasts_and_after_a_restart(pressed: PressedHost
     page = ask()
     assert page.status_code == 200
     assert "Trouble: <b>Disk</b> stalled" in page.text
-    assert re.search("What the guard did: allowed [0-9] turns? at a time, not 6", page.text)
+    assert re.search("The guard's response: allowed [0-9] turns? at a time, not 6", page.text)
     now = pressed.get("/v1/report")["incidents"][0]
     assert (now["level"], now["until"], now["configured"]) == ("stalled", None, 6)
     assert pressed.guard.cli("report", "-o", "-").stdout.endswith("</html>\n")

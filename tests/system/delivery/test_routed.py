@@ -129,7 +129,7 @@ def test_a_file_that_comes_later_and_one_that_is_bad(host: ResidentHost) -> None
 def test_filtered_named_and_new_sessions(host: ResidentHost) -> None:
     m = Routed(host, rules=[{"channel": "#m", "mode": "mention"}, {"channel": "#n", "session": "$new"}])
     [filtered] = host.done(m.send("hello", channel="#m"), state="skipped")
-    assert filtered["result"]["reason"] == "rule 1 matches, and takes only what mentions m"
+    assert filtered["result"]["reason"] == "rule 1 matches, but only for messages that mention m"
     host.done(m.send("hello m", channel="#m"))
     host.done(m.send("a", channel="#n"), m.send("b", channel="#n"))
     host.done(m.send("named", channel="#m", session="own"))

@@ -136,4 +136,4 @@ def test_the_journal_is_made_anew(guard: Guard) -> None:
     systemctl("start", "systemd-journald.socket", "systemd-journald.service")
     guard.cli("resume", "bob")
     lines = [entry["MESSAGE"] for entry in guard.journal("SYSLOG_IDENTIFIER=hostguardd")]
-    assert any("goes on after a pause" in line for line in lines)
+    assert any("is resumed" in line for line in lines)

@@ -33,7 +33,7 @@ def test_a_message_is_posted_in_a_scope_and_done_ends_the_turn(host: ResidentHos
     assert line["body"] == ["channel", "content", "interrupt", "isDM", "participants", "sender", "session"]
     assert line["turn"] == turn["id"] == found["turn"]
     assert line["key"]
-    assert host.ended(row) == ("done", "the mind said that it is done")
+    assert host.ended(row) == ("done", "the mind reported that it is done")
     assert found["attempts"] == 0
     assert found["result"]["run_ms"] >= 500
     wait_for(lambda: not host.guard.scopes())

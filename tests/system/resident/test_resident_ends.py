@@ -23,7 +23,7 @@ def test_done_without_a_session_ends_the_turns_of_all_sessions(host: ResidentHos
     host.in_turn(slow)
     quick = host.send("m", "b", session="b")
     host.done(slow, quick)
-    told = ("done", "the mind said that it is done with all sessions")
+    told = ("done", "the mind reported that it is done with all sessions")
     assert [host.ended(row) for row in (slow, quick)] == [told, told]
 
 

@@ -238,7 +238,7 @@ def test_size_and_queue_limits_of_messages():
         assert (await host.post("bob/message", {"content": "x" * 900})).status_code == 200
         assert (await host.post("bob/message", {"content": "x" * 1100})).status_code == 413
         assert (await host.post("bob/message", {"content": "x" * 20_000})).status_code == 413
-        host.accepting.problem = unavailable("the device does not take writes")
+        host.accepting.problem = unavailable("the device accepts no writes")
         answer = await host.post("bob/message", {"content": "x"})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
 

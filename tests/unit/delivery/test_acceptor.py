@@ -62,7 +62,7 @@ def test_a_late_commit_is_undone_whole_unless_its_sender_can_ask_again(tmp_path,
         host = Host(queue)
         host.parts.settings.use(SLEEP.to("eve", {"since": 1, "until": None}))
         for to, rows in (("@bob", 2), ("@eve", 1)):
-            with pytest.raises(Problem, match="does not take writes"):
+            with pytest.raises(Problem, match="accepts no writes"):
                 await host.send(to, lambda rows: time.sleep(0.3) or (), key=key and key + to)
             await asyncio.sleep(0.4)
             await host.parts.accepting.settled(5)

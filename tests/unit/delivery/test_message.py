@@ -89,13 +89,13 @@ REFUSALS = [
     ({"to": 5}, "bad_request", "@mind"),
     ({"to": "@nobody"}, "unknown_mind", "ada, bob"),
     ({"to": "#nothing"}, "unknown_channel", "#ada, #all"),
-    ({"to": "#ada", "sender": "ada"}, "conflict", "nobody but the sender"),
+    ({"to": "#ada", "sender": "ada"}, "conflict", "no mind except the sender"),
     ({"to": "@runs"}, "conflict", "hostguard run"),
     ({"sesion": "x"}, "bad_request", "sesion"),
     ({"session": "x" * 101}, "bad_request", "at most 100"),
     ({"session": "a\nb"}, "bad_request", "control"),
     ({"session": "a\0b"}, "bad_request", "control"),
-    ({"sender": 5}, "bad_request", "text"),
+    ({"sender": 5}, "bad_request", "string"),
     ({"key": "k" * 201}, "bad_request", "at most 200"),
     ({"interrupt": "yes"}, "bad_request", "true or false"),
     ({"not_before": -1}, "bad_request", "ms since the epoch"),
@@ -106,8 +106,8 @@ REFUSALS = [
     ({"expires_at": NOW + 5, "not_before": NOW + 5}, "bad_request", "never start"),
     ({"content": "x" * 2000}, "too_large", "2000 are allowed"),
     ({"content": "\ud800"}, "bad_request", "surrogate"),
-    ({"content": [float("nan")]}, "bad_request", "JSON cannot hold"),
-    ({"content": float("inf")}, "bad_request", "JSON cannot hold"),
+    ({"content": [float("nan")]}, "bad_request", "JSON cannot represent"),
+    ({"content": float("inf")}, "bad_request", "JSON cannot represent"),
 ]
 
 

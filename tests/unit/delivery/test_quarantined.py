@@ -44,7 +44,7 @@ def test_what_an_invite_is(tmp_path):
     assert payload["content"] == (
         "[hostguard] a message is kept back, not delivered: no rule of your routes.json matches the channel"
         " discord:general. The newest is from ann: hi\nthere\n"
-        "To get them, put a rule for it into the rules of your routes.json, as"
+        "To get them, add a rule to your routes.json, such as"
         ' {"channel": "discord:general", "session": "main"}: the newest 10 then follow, older ones are archived'
     )
 

@@ -186,7 +186,7 @@ def test_a_bad_file_leaves_the_routes_as_they_were(there, caplog, content, said)
         lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert len(lines) == 1
         assert lines[0].startswith(f"{there}: {said}")
-        assert lines[0].endswith("; the routes before it stay")
+        assert lines[0].endswith("; the earlier routes stay in effect")
         there.write_text(routes("two"))
         await watched.change()
         assert watched.default() == "two"
@@ -220,7 +220,7 @@ def test_neither_a_fifo_nor_a_folder_nor_a_device_is_opened(there, tmp_path, cap
         assert writer.is_alive(), "somebody opened the FIFO for reading"
         lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         # Said once: that a folder is no regular file is the same fault.
-        assert lines == [f"{there}: is not a regular file; the routes before it stay"]
+        assert lines == [f"{there}: is not a regular file; the earlier routes stay in effect"]
 
     try:
         watching(work, bob=there)

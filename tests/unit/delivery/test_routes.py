@@ -102,7 +102,7 @@ def test_mention(mind, content, passes):
     found = routed({"rules": [{"mode": "mention", "session": "a"}]}, mind=mind, content=content)
     assert found.action == ("deliver" if passes else "filtered")
     if not passes:
-        assert found.text == f"rule 1 matches, and takes only what mentions {mind}"
+        assert found.text == f"rule 1 matches, but only for messages that mention {mind}"
         assert found.rule == 1
 
 
@@ -172,7 +172,7 @@ def test_the_text_explains():
 BAD = [
     ("{", "it is not JSON: "),
     ("[" * 100_000, "its nesting is too deep"),
-    ("[]", 'it must be an object, as {"rules": [...]}'),
+    ("[]", 'it must be an object, such as {"rules": [...]}'),
     ('{"rules": {}}', "rules must be a list of at most 1000"),
     ('{"rules": [%s{}]}' % ("{}," * 1000), "rules must be a list of at most 1000"),
     ('{"rules": [{}, 1]}', "rules[1] must be an object"),

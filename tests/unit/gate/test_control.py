@@ -177,7 +177,7 @@ def test_a_limit_is_reset(tmp_path):
     ("name", "mind", "value", "fault"),
     [
         ("x", None, 1, "there is no limit x"),
-        (ALL, "a", 1, "of the whole host"),
+        (ALL, "a", 1, "applies to the whole host"),
         (MINE, "x", 1, "there is no mind x"),
         (ALL, None, -1, "value must be"),
         (ALL, None, CAP_MAX + 1, "value must be"),
@@ -392,7 +392,7 @@ def test_a_client_that_leaves_ends_its_run(tmp_path):
         control.client_left(row.id, client)
         await settled(manager)
         found = await control.find(row.id)
-        assert (found.state, found.result["reason"]) == (State.CANCELLED, "its `hostguard run` went away")
+        assert (found.state, found.result["reason"]) == (State.CANCELLED, "its `hostguard run` ended")
         control.client_left(row.id, client)  # twice
         other.close()
         client.close()

@@ -27,7 +27,7 @@ ALL = frozenset({"cpu", "io", "memory", "pids"})
 KERNEL = Kernel(CARD, "179:0", ALL, "mq-deadline")
 BFQ = replace(KERNEL, scheduler="bfq")
 APPLIED = Applied(ALL, {"rbps": 8_000, "wbps": 4_000}, 50, 40, {"memory_max": 1 << 20, "tasks_max": 9})
-NO_DISK = Device(None, None, "/x is on overlay (overlay), which does not tell its disk")
+NO_DISK = Device(None, None, "/x is on overlay (overlay), which does not show its disk")
 NO_MEMORY = ALL - {"memory"}
 
 WRITE = Limits(write_bandwidth=4_000)
@@ -49,7 +49,7 @@ TASKS = Limits(tasks_max=9)
         (WRITE, KERNEL, replace(APPLIED, io_max={}), Label.INERT, "systemd did not set it"),
         (WRITE, replace(KERNEL, controllers=ALL - {"io"}), None, Label.INERT, "no io controller"),
         (WRITE, KERNEL, replace(APPLIED, controllers=ALL - {"io"}), Label.INERT, "not on for turns"),
-        (WRITE, replace(KERNEL, disk=NO_DISK), None, Label.INERT, "does not tell its disk"),
+        (WRITE, replace(KERNEL, disk=NO_DISK), None, Label.INERT, "does not show its disk"),
         (WRITE, replace(KERNEL, disk=replace(CARD, node=None)), None, Label.INERT, "no disk to limit"),
         (WRITE, replace(KERNEL, controllers=NO_MEMORY), APPLIED, Label.PARTIAL, "no memory controller"),
         (READ, replace(KERNEL, controllers=NO_MEMORY), APPLIED, Label.ENFORCED, "io.max"),
@@ -74,7 +74,7 @@ TASKS = Limits(tasks_max=9)
             "iocost",
         ),
         (WEIGHT, replace(BFQ, controllers=ALL - {"io"}), None, Label.INERT, "no io controller"),
-        (WEIGHT, replace(BFQ, disk=NO_DISK), None, Label.INERT, "does not tell its disk"),
+        (WEIGHT, replace(BFQ, disk=NO_DISK), None, Label.INERT, "does not show its disk"),
         (MEMORY, KERNEL, APPLIED, Label.ENFORCED, "in memory.max"),
         (MEMORY, KERNEL, None, Label.UNKNOWN, "to be read back"),
         (MEMORY, replace(KERNEL, controllers=NO_MEMORY), APPLIED, Label.INERT, "no memory controller"),

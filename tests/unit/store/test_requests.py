@@ -60,7 +60,7 @@ def test_a_write_that_waits_is_taken_back(tmp_path):
 def test_a_write_whose_commit_hangs_is_done_in_the_end(tmp_path):
     async def work(queue):
         told, stalled = [], Stalled(queue)
-        with pytest.raises(Problem, match="it is done once the device goes on"):
+        with pytest.raises(Problem, match="it is done once it works again"):
             await requests.write(queue, stalled.hang, told.append)
         assert told == []
         stalled.go.set()
@@ -79,7 +79,7 @@ def test_a_write_that_fails_late_has_no_consequence(tmp_path):
             stalled.hang(db)
             raise Refused
 
-        with pytest.raises(Problem, match="once the device goes on"):
+        with pytest.raises(Problem, match="once it works again"):
             await requests.write(queue, refused, told.append)
         stalled.go.set()
         await queue.write(lambda db: None)
@@ -106,7 +106,7 @@ def _fail(db):
 
 def test_a_database_that_fails(tmp_path):
     async def work(queue):
-        with pytest.raises(Problem, match=r"does not take writes: .*no such luck"):
+        with pytest.raises(Problem, match=r"accepts no writes: .*no such luck"):
             await requests.write(queue, _fail, lambda _: None)
         with pytest.raises(Problem, match=r"cannot be read: .*no such luck"):
             await requests.read(queue, _fail)

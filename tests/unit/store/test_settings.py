@@ -107,7 +107,7 @@ def test_one_whose_commit_hangs_is_used_once_it_is_stored(tmp_path, monkeypatch)
         change = asyncio.create_task(settings.change(TOKEN.to("bob", "1"), then=lambda: done.append(True)))
         await asyncio.sleep(0)
         first.set()
-        with pytest.raises(Problem, match="once the device goes on"):
+        with pytest.raises(Problem, match="once it works again"):
             await change
         assert (settings.get(TOKEN, "bob"), done) == (None, [])
         second.set()

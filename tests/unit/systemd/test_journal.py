@@ -71,7 +71,7 @@ def test_a_journal_that_does_not_read_costs_lines_but_no_time(journald: socket.s
     said.send("then")
     lost = 10_000 - taken
     assert messages(journald) == [
-        f"after ({lost} lines before this one were lost: the journal did not take them)", "then",
+        f"after ({lost} lines before this one were lost: the journal refused them)", "then",
     ]  # fmt: skip
 
 

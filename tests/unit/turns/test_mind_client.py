@@ -100,4 +100,4 @@ def test_nobody_listens() -> None:
 
     posted = asyncio.run(main())
     assert posted.outcome is Outcome.DOWN
-    assert "http://127.0.0.1:9 takes no connections" in posted.text
+    assert "http://127.0.0.1:9 accepts no connections" in posted.text
