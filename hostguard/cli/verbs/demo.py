@@ -14,7 +14,7 @@ from hostguard.cli.demo.results import failures, stop_failures
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.options import json_option, show
+from hostguard.cli.options import as_duration, json_option, show
 from hostguard.core import paths
 from hostguard.core.quantities import parse_size
 
@@ -50,9 +50,9 @@ def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option(
     "--stop",
     "stop_s",
-    type=click.FloatRange(0, STOP_MAX_S),
-    metavar="SECONDS",
-    help=f"How long the card stops in the third run; 0 skips that run.  [default: {STOP_S:g}]",
+    metavar="T",
+    callback=as_duration,
+    help=f"How long the card stops in the third run; 0 skips that run.  [default: {STOP_S:g}s]",
 )
 @json_option
 def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -> int:
@@ -72,6 +72,8 @@ def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -
       hostguard demo --dir /mnt/card --size 3M
     """
     stop_file = os.environ.get(STOP_FILE)
+    if stop_s and stop_s > STOP_MAX_S:
+        raise click.BadParameter(f"at most {STOP_MAX_S:g}s", param_hint="--stop")
     if stop_s and stop_file is None:
         raise CliError("only the card of packaging/quickstart can be stopped: remove --stop")
     view, width, ink = choose(as_json)
