@@ -173,7 +173,7 @@ class Nq(Peer):
     def submit(self, key: int, number: int) -> None:
         queue = {"NQDIR": str(self.folder / f"k{key}")}
         slot = self.lock(f"slot{key % AT_ONCE}")
-        command = ["nq", "-q", "flock", slot, JOB, f"k{key}", str(number)]
+        command = ["nq", "-q", "flock", slot, str(JOB), f"k{key}", str(number)]
         subprocess.run(command, env=os.environ | queue, check=True, stdout=subprocess.DEVNULL)
 
     def victim(self) -> int:

@@ -42,7 +42,7 @@ class ResidentHost(GuardedHost):
     def one(self, preset: str = "normal", *, work: float = 0.1, config: str = "", **limits: int) -> OneMind:
         """Start with one mind, m."""
         mind = self.minds.add("m", preset, work=work, config=config)
-        self.start(**limits)
+        self.start("", (), **limits)
         return mind
 
     # -- the API

@@ -28,8 +28,8 @@ def test_a_page_is_built_and_shown_without_a_warning(source: Path, tmp_path: Pat
     said = [line for line in shown.stderr.splitlines() if not line.endswith(b"cannot adjust line")]
     assert (shown.returncode, said) == (0, [])
     name, section = source.stem.rsplit(".", 1)
-    text = re.sub(r"\x1b\[\d+m|.\x08", "", shown.stdout.decode())
-    assert text.startswith(f"{name}({section})")
+    page = re.sub(r"\x1b\[\d+m|.\x08", "", shown.stdout.decode())
+    assert page.startswith(f"{name}({section})")
     # What apropos and whatis find it by.
     told = subprocess.run(["lexgrog", str(built)], capture_output=True, text=True)
     assert told.returncode == 0, told

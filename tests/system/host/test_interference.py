@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from guard import STATE, UNIT, Guard, run, systemctl, wait_for
 
@@ -29,9 +30,9 @@ def begin(guard: Guard, state: Path | None = None) -> None:
     guard.start(TWO, state)
 
 
-def done(guard: Guard, row: int) -> dict:
+def done(guard: Guard, row: int) -> dict[str, Any]:
     with guard.client() as client:
-        answer = client.get(f"/v1/deliveries/{row}", params={"wait_s": 30}).json()
+        answer: dict[str, Any] = client.get(f"/v1/deliveries/{row}", params={"wait_s": 30}).json()
     assert answer["state"] == "done", answer
     return answer
 

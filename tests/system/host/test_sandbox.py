@@ -132,9 +132,9 @@ def test_routes_in_a_home_that_is_closed_to_others_are_read_and_followed(guard: 
         with ResidentHost(guard) as host:
             host.minds.add("m", config=f'routes = "{routes}"\nuser = "zoe"\n')
             host.start()
-            session = lambda: host.guard.json("route", "test", "m", "--channel", "#x")["session"]  # noqa: E731
-            assert session() == "first"
+            test = ("route", "test", "m", "--channel", "#x")
+            assert host.guard.json(*test)["session"] == "first"
             routes.write_text('{"rules": [{"channel": "#x", "session": "second"}]}')
-            wait_for(lambda: session() == "second")
+            wait_for(lambda: host.guard.json(*test)["session"] == "second")
     finally:
         run("userdel", "--remove", "zoe")

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from guard import DISK, Guard, drop_in, wait_for
 from guarded import overlaps
@@ -39,7 +40,7 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect("/run/hostguard/hostguard.sock")
 
 
-def ask(method: str, path: str, body: object = None) -> tuple[int, dict]:
+def ask(method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     connection = Connection("hostguard")
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None)
@@ -142,7 +143,8 @@ def test_killed_at_random_moments(guard: Guard) -> None:
         assert [row for _, row in rows] == sorted(row for _, row in rows), "order is kept"
         assert overlaps([spans[row] for _, row in rows]) == 1
 
-    done, after = {}, 0
+    done: dict[int, object] = {}
+    after = 0
     while page := ask("GET", f"/v1/deliveries?state=all&limit=1000&after={after}")[1]["deliveries"]:
         done |= {row["id"]: (row["state"], row["attempts"], row["result"].get("exit")) for row in page}
         after = page[-1]["id"]

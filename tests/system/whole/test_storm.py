@@ -133,8 +133,7 @@ def test_storm(host: ResidentHost) -> None:
 
     # Every message arrives exactly once, in order per session.
     for name in MINDS:
-        mind = host.minds[name]
-        texts = arrived(mind.taken())
+        texts = arrived(host.minds[name].taken())
         wanted = {f"busy {i}" for i in range(BUSY)} | {"to all"}
         wanted |= {f"kept {i}" for i in range(FLUSH)} if name == ASLEEP else set()
         wanted |= {f"batch {i}" for i in range(BATCH)} if name == BATCHING else set()
@@ -166,15 +165,15 @@ def test_storm(host: ResidentHost) -> None:
 
     # A slot that came free is taken by the next POST.
     posts, ends = first_posts(host), sorted(ended.values())
-    due = {
+    due_at = {
         row["id"]: max(row["created_at"], row["not_before"] or 0) for row in rows if row["id"] not in failed
     }
     gaps = []
     for event in follower.events:
-        if event["type"] == "started" and event["delivery"] in due:
+        if event["type"] == "started" and event["delivery"] in due_at:
             free = max((at for at in ends if at <= posts[event["turn"]]), default=0)
             before = sum(at < free <= ended[turn] for turn, at in started.items())
-            if before == CAP and due[event["delivery"]] < free:
+            if before == CAP and due_at[event["delivery"]] < free:
                 gaps.append(posts[event["turn"]] - free)
     median = statistics.median(gaps)
     print(
