@@ -14,13 +14,12 @@ from typing import Any
 from hostguard.api.http import problem
 from hostguard.api.server import LOCAL, Server, listen
 from hostguard.core import paths
+from hostguard.core.clock import AGAIN_S
 from hostguard.core.errors import unavailable
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.notify import Notifier
 
 log = logging.getLogger(__name__)
-
-AGAIN_S = 5.0
 
 
 class Stopped(Exception):

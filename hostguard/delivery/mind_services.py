@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from hostguard.core.clock import AGAIN_S
 from hostguard.core.signals import Signal, UnitStarted
 from hostguard.core.tasks import Tasks
 from hostguard.gate.policy import Policy
@@ -21,7 +22,6 @@ from hostguard.turns.live import Live
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # until systemd, which did not answer, is asked again
 # A service may count as started before it listens, and a refused POST is tried again only after 5 s.
 LISTEN_S = 10.0
 POLL_S = 0.05

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, tzinfo
 
 from hostguard.config.cron import LATE_MS, Due, due, next_time
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import CHECK_S, now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule
 from hostguard.core.names import SCRIPT_SESSION
@@ -24,7 +24,6 @@ from hostguard.core.tasks import Tasks
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
-from hostguard.gate.dispatcher import CLOCK_CHECK_S
 from hostguard.linux.timezones import zones
 from hostguard.store import requests
 from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
@@ -185,7 +184,7 @@ class Scheduler:
             self._timer.cancel()
             self._timer = None
         if coming:
-            delay = min((min(coming) - now) / 1000, CLOCK_CHECK_S)
+            delay = min((min(coming) - now) / 1000, CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay, self.check)
 
     async def _look(self, name: str, entry: Entry, watch: _Watch) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hostguard.core import outcome
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import AGAIN_S, CHECK_S, now_ms
 from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
@@ -33,7 +33,6 @@ from hostguard.core.text import span
 from hostguard.delivery.acceptor import Acceptor, Also
 from hostguard.delivery.mind_services import MindServices
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.dispatcher import CLOCK_CHECK_S
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, known_mind
 from hostguard.store.deliveries import New
@@ -45,7 +44,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FALL_MS = 600_000  # a mind whose message does not start within this sleeps without it
-AGAIN_S = 5.0  # until a write that the card did not take is tried again
 
 
 @dataclass(eq=False)
@@ -253,7 +251,7 @@ class Sleeper:
         first = min((time for time in times if time is not None), default=None)
         if first is not None and not self._closed:
             # A wake that is under way since its time came is checked again in a second.
-            delay = min((first - self._clock()) / 1000, CLOCK_CHECK_S)
+            delay = min((first - self._clock()) / 1000, CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay if delay > 0 else 1.0, self.check)
 
     def check(self) -> None:

@@ -13,23 +13,19 @@ from dataclasses import replace
 
 from hostguard.core import outcome
 from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import AGAIN_MS, CHECK_S, now_ms
 from hostguard.core.model import Delivery, Fold, Hold, Kind, Reason, Row, Start, State
 from hostguard.core.signals import Pumped, Redrive, RowsStored, SessionChanged, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RunClients
-from hostguard.gate.starter import AGAIN_MS, Starter
+from hostguard.gate.starter import Starter
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live, TurnEnded
 
 log = logging.getLogger(__name__)
-
-
-# The wall clock may jump (a Pi has no clock of its own): a timer for a wall time checks it this often.
-CLOCK_CHECK_S = 30.0
 
 
 class Dispatcher:
@@ -216,7 +212,7 @@ class Dispatcher:
             self._timer = None
         delays = [self._run_clients.lost_in(), self._availability.up_in()]
         for when in (self._backlog.next_due(), self._ledger.next_expiry()):
-            delays.append(None if when is None else min((when - now) / 1000, CLOCK_CHECK_S))
+            delays.append(None if when is None else min((when - now) / 1000, CHECK_S))
         delay = min((delay for delay in delays if delay is not None), default=None)
         if delay is not None:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0), self.pump)

@@ -6,6 +6,7 @@ import logging
 import time
 
 from hostguard.core import payload
+from hostguard.core.clock import AGAIN_MS
 from hostguard.core.model import LiveTurn, Row, State
 from hostguard.core.outcome import NEVER_BEGAN, Ending, turn_id
 from hostguard.core.ports import Configured, RowSource
@@ -20,8 +21,6 @@ from hostguard.turns.live import Live, Phase, Turn, TurnDriver
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
-
-AGAIN_MS = 1_000  # a row that cannot be started now is tried again after this
 
 
 class Starter:

@@ -17,7 +17,7 @@ import logging
 import time
 
 from hostguard.core import outcome, payload
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import AGAIN_MS, now_ms
 from hostguard.core.model import Config, Delivery, Mind, Row, Waited
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured, RowSource, SessionNotes
@@ -36,8 +36,6 @@ from hostguard.turns.mind_client import MindClient, Outcome, Posted
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
-
-AGAIN_MS = 1_000  # a row that cannot be read is tried again after this
 
 
 class ResidentDriver:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hostguard.core import outcome, units
+from hostguard.core.clock import AGAIN_MS
 from hostguard.core.model import Limits, LiveTurn
 from hostguard.core.outcome import Usage
 from hostguard.core.signals import Redrive, Signal, UnitStarted
@@ -29,7 +30,6 @@ from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000  # out of descriptors or processes: try again after this
 SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
 
 
