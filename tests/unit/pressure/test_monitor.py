@@ -143,8 +143,12 @@ def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_h
         assert [told.rpartition("; ")[2] for told in host.told] == ["cap 4 -> 2", "cap 2 -> 1"]
         assert [(one.level, one.cap) for one in host.monitor.changes] == [("stalled", 2), ("stalled", 1)]
         assert host.monitor.since_ms == pytest.approx(host.monitor.changes[0].at, abs=50)
+        noted = host.recorder.timeline
+        assert noted.known()[-1].seen.cap == 1, "the lower of what is configured and what pressure admits"
         pumps = host.pumps
         host.disk.stuck = False
+        await until(lambda: host.monitor.state.evidence.startswith("nothing completed until"))
+        assert noted.incidents[-1].evidence.startswith("1 request in flight"), "that of the worst moment"
         await until(lambda: "cap 1 -> 2" in [told.rpartition("; ")[2] for told in host.told])
         assert host.pumps > pumps
 
