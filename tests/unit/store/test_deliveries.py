@@ -104,7 +104,7 @@ def test_the_backlog_gets_queued_messages_and_the_special_rows_apart(tmp_path):
         await begun(queue, 5)
         await queue.write(lambda db: deliveries.close(db, [6], State.CANCELLED, 1, "x"))
         assert await queue.read(lambda db: list(deliveries.queued(db))) == [
-            (1, "plain", "main", 5), (3, "expires", "main", 0), (4, "again", "main", 0),
+            (1, "plain", "main", 5, "message"), (3, "expires", "main", 0, "message"), (4, "again", "main", 0, "message"),
         ]  # fmt: skip
         assert sorted(row.id for row in await queue.read(deliveries.special)) == [2, 3, 4, 5]
 
