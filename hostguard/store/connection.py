@@ -1,4 +1,4 @@
-"""The queue's file: opened, checked, brought up to date, and moved aside if it is damaged. Blocks."""
+"""Opens the queue's file: checks and migrates it, and moves a damaged one aside. Blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Connection = sqlite3.Connection
 SCHEMA = 3
 # A check reads the whole file: 16 MiB take about a second from an SD card (10 MB/s, class A1).
 CHECK_MAX = 16 << 20
-# Bytes; with less room the card is full: SQLite takes this much to open a file, a turn's end hardly more.
+# Bytes free, below which the card counts as full: SQLite needs this much to open a file.
 ROOM = 64 << 10
 BUSY_MS = 2000  # another process (sqlite3 by hand) may hold the file this long
 
@@ -28,14 +28,14 @@ class SchemaTooNew(Exception):
 
 
 def suspect_mark(path: Path) -> Path:
-    """The file that asks the next start for a whole check."""
+    """The file that makes the next start check the whole queue."""
     return path.with_name(path.name + ".suspect")
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str | None]:
     """(connection, notice). Raises SchemaTooNew, sqlite3.Error, OSError; moves a damaged file aside.
 
-    The notice stays until a person has taken the file that was moved aside away.
+    The notice stays until a person has removed the file that was moved aside.
     """
     try:
         db = _open(path)
@@ -72,7 +72,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """One more connection to the file, which need not be there. Raises sqlite3.Error, OSError."""
+    """Another connection to the file, which is created if need be. Raises sqlite3.Error, OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives -wal the same mode
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
     try:
@@ -88,7 +88,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def migrate(db: sqlite3.Connection, path: Path, upto: int = SCHEMA) -> None:
-    """Apply the steps in hostguard/sql/ that this file has not seen, one transaction each."""
+    """Apply the migrations that this file has not had, one transaction each. Raises SchemaTooNew."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA:
         raise SchemaTooNew(
@@ -103,7 +103,7 @@ def migrate(db: sqlite3.Connection, path: Path, upto: int = SCHEMA) -> None:
 
 
 def explained(error: Exception, path: Path) -> str:
-    """SQLite's words, and what may be the reason."""
+    """SQLite's message, and the probable reason."""
     with suppress(OSError):
         disk = os.statvfs(path.parent)
         if disk.f_flag & os.ST_RDONLY:
@@ -114,7 +114,7 @@ def explained(error: Exception, path: Path) -> str:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite takes the file for malformed."""
+    """True if SQLite takes the file for malformed."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith("malformed")
 

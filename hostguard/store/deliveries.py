@@ -1,6 +1,6 @@
-"""What is read from and written to the database: functions of a connection, for hostguard.store.writer.
+"""Reads and writes deliveries: functions of a connection, for hostguard.store.writer.
 
-A function that refuses (queue.Refused) does so before it changes anything.
+A function that refuses (writer.Refused) does so before it changes anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KeyReused(Refused):
 
 
 class Full(Refused):
-    """The queue of every mind asked for is full."""
+    """The queue of each of the message's minds is full."""
 
 
 class WrongState(Refused):
@@ -38,8 +38,7 @@ class WrongState(Refused):
 class New:
     """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset.
 
-    `payload` is a JSON object in UTF-8. It has `session` only where the sender named one: what a mind gets
-    has the row's.
+    `payload` is a JSON object in UTF-8. It has `session` only if the sender named one; a mind gets the row's.
     """
 
     targets: Sequence[Target]
@@ -59,7 +58,7 @@ def _delivery(values: Sequence[Any]) -> Delivery:
 
 
 def last_id(db: Connection) -> int:
-    """The newest id ever given: history never drops the newest row."""
+    """The newest id ever assigned: the history never drops the newest row."""
     return int(db.execute("SELECT coalesce(max(id), 0) FROM deliveries").fetchone()[0])
 
 
@@ -140,7 +139,7 @@ def with_payload(db: Connection, id_: int) -> tuple[Delivery, bytes] | None:
 
 
 def select(db: Connection, states: Sequence[str], mind: str | None, after: int, limit: int) -> list[Delivery]:
-    """Rows in order of id. Without states: those that are not final."""
+    """Rows in order of id. Without states: those that have not ended."""
     states = states or PENDING
     marks = ",".join("?" * len(states))
     values: list[Any] = [*states, after]
@@ -167,7 +166,7 @@ def queued(db: Connection, after: int = 0, limit: int = -1) -> list[tuple[int, s
 
 
 def special(db: Connection) -> list[Delivery]:
-    """Rows in a turn, and those queued ones that are runs, expire or have failed before: few, in one scan."""
+    """Rows in a turn, and queued ones that are runs, expire or have failed before: few, in one scan."""
     rows = db.execute(
         f"SELECT {COLUMNS} FROM deliveries WHERE state = 'delivering' OR (state = 'queued'"  # noqa: S608
         " AND (kind = 'run' OR expires_at > 0 OR attempts > 0))"
@@ -176,7 +175,7 @@ def special(db: Connection) -> list[Delivery]:
 
 
 def mark_delivering(db: Connection, id_: int, turn: str, now: int) -> None:
-    """The row is on its way: its turn is being started, or it is being posted into this one."""
+    """The row's turn is being started, or the row is being posted into this turn."""
     db.execute(
         "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, posted_at = 0 WHERE id = ?",
         (turn, now, id_),
@@ -184,7 +183,7 @@ def mark_delivering(db: Connection, id_: int, turn: str, now: int) -> None:
 
 
 def mark_posted(db: Connection, id_: int, turn: str, now: int) -> None:
-    """The resident mind confirmed the row: it is in that turn."""
+    """The resident mind confirmed the row in that turn."""
     db.execute(
         "UPDATE deliveries SET posted_at = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
         (now, id_, turn),
@@ -217,7 +216,7 @@ def give_back(
     not_before: int,
     result: Mapping[str, Any],
 ) -> bool:
-    """The row goes back to the queue, to be tried again at `not_before`. False as for `finish`."""
+    """Queue the row again, for `not_before`. False as for `finish`."""
     done = db.execute(
         "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, attempts = ?,"
         " not_before = ?, result = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
@@ -234,7 +233,7 @@ def close(
     text: str,
     was: State = State.QUEUED,
 ) -> list[int]:
-    """Cancel or expire rows that wait in the state `was`; the ids of those that did."""
+    """Cancel or expire the rows that are in the state `was`; returns their ids."""
     result = json.dumps({"outcome": str(state), "reason": text})
     return [
         id_
@@ -247,13 +246,13 @@ def close(
 
 
 def forget(db: Connection, ids: Sequence[int]) -> None:
-    """Drop one message's rows that nobody was told of."""
+    """Delete the rows of one message, which nobody knows of."""
     db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_ in ids])
     db.execute("DELETE FROM payloads WHERE id = ?", (ids[0],))
 
 
 def retry(db: Connection, id_: int, now: int) -> Delivery:
-    """Queue a final row again, due now, attempts from 0. Raises WrongState."""
+    """Queue an ended row again, due now, with no attempts. Raises WrongState."""
     row = get(db, id_)
     if row is None or not row.state.final or row.state is State.BATCHED or row.kind is Kind.RUN:
         raise WrongState(row and row.state)
@@ -268,7 +267,7 @@ def retry(db: Connection, id_: int, now: int) -> Delivery:
 
 
 def drop(db: Connection, id_: int, now: int) -> None:
-    """Take a dead letter out. Raises WrongState."""
+    """Cancel a dead letter. Raises WrongState."""
     row = get(db, id_)
     if row is None or row.state is not State.DEAD:
         raise WrongState(row and row.state)

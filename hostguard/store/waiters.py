@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Waiters:
-    """Futures by row id; what each turn waits for."""
+    """The callers that wait, by row, and the rows that each turn waits for."""
 
     def __init__(self) -> None:
         self._rows: dict[int, set[asyncio.Future[None]]] = {}
@@ -17,7 +17,7 @@ class Waiters:
 
     @contextmanager
     def waiter(self, id_: int) -> Iterator[asyncio.Future[None]]:
-        """A future that is done once the row's final state is stored; what is told before is missed."""
+        """A future that is done once the row's final state is stored, if that happens from now on."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._rows.setdefault(id_, set())
         waiting.add(future)

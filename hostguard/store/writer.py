@@ -1,8 +1,8 @@
 """The durable queue: one SQLite file, one writing thread with group commit, one reading thread.
 
-The event loop never touches the file. A write is a function of the connection; writes that arrive
-while a commit is under way share the next one, so that many callers cost one fsync. A write is
-durable (fsync) before its caller is told, unless it says that it need not be.
+The event loop never touches the file. A write is a function of the connection; writes that arrive during a
+commit share the next one, so many callers cost one fsync. A write is durable (fsync) before it is
+acknowledged, unless it asks for less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with it
-RETRY_S = 1.0  # pause after a failed commit, for writes that must not be lost
+RETRY_S = 1.0  # until a failed commit is tried again, for writes that must not be lost
 # The card is full, read-only or gone; https://sqlite.org/rescode.html
 NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
@@ -39,11 +39,11 @@ class Unavailable(Exception):
 
 
 class Locked(Unavailable):
-    """Another process holds the file: no write of the batch could do better alone."""
+    """Another process holds the file: no write of the batch would succeed alone."""
 
 
 class Refused(Exception):
-    """Raised by a write, before it changed anything: this write is refused, its batch goes on."""
+    """Raised by a write before it changes anything: it is refused, and the rest of its batch goes on."""
 
 
 @dataclass(eq=False)
@@ -65,10 +65,10 @@ class Queue:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.notice: str | None = None  # what a person must know about the file
+        self.notice: str | None = None  # for a person: a damaged file was moved aside
         self.damaged = Signal[QueueDamaged]()
         self.trouble_changed = Signal[QueueTrouble]()
-        # Why the file takes no writes, until it takes ROOM bytes: it is tried again every RETRY_S.
+        # Why the file takes no writes; tried every RETRY_S, and None again once it takes ROOM bytes.
         self.trouble: str | None = None
         self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
         self._lock = threading.Lock()  # guards Write.state
@@ -90,7 +90,7 @@ class Queue:
         self._thread.start()
 
     async def close(self) -> None:
-        """Finish what was handed in, then close."""
+        """Finish the submitted writes, then close."""
         self._inbox.put(None)
         await self._loop.run_in_executor(self._reader_pool, self._thread.join)
         await self._loop.run_in_executor(self._reader_pool, self._reader.close)
@@ -103,7 +103,7 @@ class Queue:
     def submit(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
     ) -> Write[T]:
-        """Hand in a write; await its `future`. With `keep` it is tried until it succeeds."""
+        """Submit a write; await its `future`. With `keep` it is tried until it succeeds."""
         write: Write[T] = Write(op, self._loop.create_future(), durable, keep)
         self._inbox.put(write)  # type: ignore[arg-type]
         return write
@@ -111,11 +111,11 @@ class Queue:
     async def write(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
     ) -> T:
-        """Hand in a write and wait for its commit. Raises Unavailable, or what `op` refuses with."""
+        """Submit a write and wait for its commit. Raises Unavailable, or the Refused of `op`."""
         return await self.submit(op, durable=durable, keep=keep).future
 
     def withdraw(self, write: Write[T]) -> bool:
-        """Take a waiting write back. False if its commit has begun: it may still succeed."""
+        """Withdraw a waiting write. False if its commit has begun: it may still succeed."""
         with self._lock:
             if write.state == "waiting":
                 write.state = "withdrawn"
@@ -135,15 +135,15 @@ class Queue:
     # -- the writing thread
 
     def _work(self) -> None:
-        kept: list[Write[object]] = []
+        again: list[Write[object]] = []
         stop = False
-        while not (stop and not kept):
-            batch, stop = self._take(kept, stop)
-            kept = []
+        while not (stop and not again):
+            batch, stop = self._take(again, stop)
+            again = []
             done = self._try_commit(batch)
             failed = isinstance(done, Exception)
             if isinstance(done, Exception):
-                # Alone, each fails or succeeds for what it is itself.
+                # Tried alone, each write fails only for its own reasons.
                 failure, done = done, []
                 for write in batch:
                     lone = len(batch) == 1 or isinstance(failure, Locked)
@@ -151,7 +151,7 @@ class Queue:
                     if not isinstance(alone, Exception):
                         done += alone
                     elif write.keep:
-                        kept.append(write)
+                        again.append(write)
                     else:
                         done.append((write, None, alone))
             self._resolve(done)
@@ -159,15 +159,15 @@ class Queue:
                 failed = isinstance(self._try_commit([]), Exception)
             if not failed:
                 self._set_trouble(None)
-            if kept and stop:
-                log.error("%d writes to %s are lost: the guard stops", len(kept), self.path)
+            if again and stop:
+                log.error("%d writes to %s are lost: the guard stops", len(again), self.path)
                 break
-            if kept:
+            if again:
                 time.sleep(RETRY_S)
         self._db.close()
 
-    def _take(self, kept: list[Write[object]], stop: bool) -> tuple[list[Write[object]], bool]:
-        batch = list(kept)
+    def _take(self, again: list[Write[object]], stop: bool) -> tuple[list[Write[object]], bool]:
+        batch = list(again)
         if self._history.due:
             batch.append(Write(self._history.trim, self._loop.create_future(), durable=False, keep=True))
         while len(batch) < BATCH_MAX:
@@ -209,7 +209,7 @@ class Queue:
             return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
-        """With nothing to write, see if there is room: a full card takes what fits into the last block."""
+        """Commit the writes; without any, test for room: a full card still takes what fits its last block."""
         if not batch:
             self._db.execute("REPLACE INTO settings VALUES ('room', ?)", (json.dumps(" " * ROOM),))
             self._db.execute("DELETE FROM settings WHERE name = 'room'")
@@ -238,7 +238,7 @@ class Queue:
             self._loop.call_soon_threadsafe(resolve)
 
     def _set_trouble(self, trouble: str | None) -> None:
-        """Said once, however often a write is tried again."""
+        """Log a trouble once, however often a write is tried again."""
         before, self.trouble = self.trouble, trouble
         if trouble is not None and trouble != before:
             log.error("cannot write to %s: %s; trying again every %g s", self.path, trouble, RETRY_S)
@@ -249,10 +249,9 @@ class Queue:
                 self._loop.call_soon_threadsafe(self.trouble_changed.send, QueueTrouble(trouble))
 
     def _suspect(self, error: sqlite3.Error) -> None:
-        """Report damage. Not on the event loop: it touches the disk.
+        """Report damage. Not on the event loop: this touches the disk.
 
-        While the card fails it is none: what cannot be read, as on a file system that has shut down, SQLite
-        takes for malformed, too.
+        While the card fails nothing is reported: SQLite takes a file that it cannot read for malformed, too.
         """
         if self.trouble is None and is_damage(error):
             with suppress(OSError):  # a card that fails is read-only soon

@@ -35,6 +35,7 @@ ROWS = [
     ("participants, by name", {"rules": [{"participants": 2, "session": "a"}]}, {"participants": ["a", "b"]}, "a"),
     ("participants: the exact count", {"rules": [{"participants": 2, "session": "a"}]}, {"participantCount": 3}, None),
     ("participants unknown are none", {"rules": [{"participants": 0, "session": "a"}]}, {}, "a"),
+    ("participants: a count of a wrong type is none", {"rules": [{"participants": 0, "session": "a"}]}, {"participantCount": "1"}, "a"),
     ("participants of a wrong type", {"rules": [{"participants": "2", "session": "a"}]}, {"participantCount": 2}, None),
     ("participants: true is no count", {"rules": [{"participants": True, "session": "a"}]}, {"participantCount": 1}, None),
     ("channel of a wrong type", {"rules": [{"channel": ["discord:general"], "session": "a"}]}, {}, None),

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from played import OK
 from sleeping_host import DOWN, HOUR, MINDS, Host, on_host
+from until import until
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
-from hostguard.core.model import Config, Kind, Reason
-from hostguard.store.settings import SLEEP, WOKEN, write
+from hostguard.core.model import Config, Kind, Mind, Reason
+from hostguard.store.settings import SLEEP, WOKEN, stored, write
 
 
 def test_a_mind_is_told_first_and_sleeps_when_that_turn_is_over(tmp_path):
@@ -249,3 +250,45 @@ def test_a_woken_mind_sleeps_again(tmp_path):
         await host.until(host.asleep)
 
     restarted(tmp_path, before, after)
+
+
+class Services:
+    """A service manager whose services start once they may."""
+
+    def __init__(self):
+        self.asked, self.may = [], asyncio.Event()
+
+    async def start_unit(self, unit):
+        self.asked.append(f"start {unit}")
+        await self.may.wait()
+
+    async def stop_unit(self, unit):
+        self.asked.append(f"stop {unit}")
+
+
+def test_a_mind_with_a_service_sleeps_until_that_runs(tmp_path):
+    """And a guard that is killed meanwhile starts it: the note of that is stored with the change."""
+
+    async def work(host):
+        services = host.parts.services._systemd = Services()
+        await host.fall_asleep("svc")
+        assert {*services.asked} == {"stop svc.service"}
+        services.asked.clear()
+        row = await host.send("svc", whileSleeping="queue")
+        waking = asyncio.create_task(host.sleeper.wake("svc", "by request"))
+        await until(lambda: services.asked)
+        await host.queue.write(lambda db: None)
+        found = await host.queue.read(stored)
+        assert found == {"start.mind.svc": True}, "in the database it is awake"
+        assert host.asleep("svc"), "its rows are held until it can take them"
+        assert host.live() == []
+        services.may.set()
+        await waking
+        await host.idle()
+        assert not host.asleep("svc")
+        assert await host.queue.read(stored) == {}
+        assert services.asked == ["start svc.service"]
+        assert host.live()[0] == row.id
+
+    minds = {"svc": Mind("svc", ("/bin/true",), unit="svc.service")}
+    on_host(tmp_path, work, Config(minds=minds))
