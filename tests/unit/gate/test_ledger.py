@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-from onqueue import acceptor, to
-from played import OK, on_manager
+from onqueue import acceptor, message, on_queue, put, to
+from played import CRASH, OK, on_manager, parts
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import State
+from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Reason, Row, State, Waited
+from hostguard.core.outcome import Ending, Record
+from hostguard.store import deliveries
 from hostguard.store.deliveries import New
+from hostguard.turns.live import Phase, Turn
 
 EXPIRES_MS = 300
 
@@ -49,3 +53,123 @@ def test_a_row_that_expires_while_it_waits_is_closed(tmp_path):
         assert (await manager.parts.deliveries.find(row.id)).state is State.EXPIRED
 
     on_manager(tmp_path, work)
+
+
+SETTLED = [
+    # ending, attempts before -> (state, attempts, queued again in s)
+    ("done", OK, 0, State.DONE, 0, None),
+    ("done at last", OK, 3, State.DONE, 3, None),
+    ("a failure", CRASH, 0, State.QUEUED, 1, 5),
+    ("the next one waits longer", CRASH, 1, State.QUEUED, 2, 10),
+    ("the last but one", CRASH, 8, State.QUEUED, 9, 300),
+    ("the last", CRASH, 9, State.DEAD, 10, None),
+    ("given back", Ending("dismissed", "", back=True), 3, State.QUEUED, 3, 0),
+    ("given back for a while", Ending("dismissed", "", back=True, pause_ms=2_000), 0, State.QUEUED, 0, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("ending", "attempts", "state", "after", "pause_s"), [s[1:] for s in SETTLED], ids=[s[0] for s in SETTLED]
+)
+def test_what_becomes_of_a_row_whose_turn_is_over(tmp_path, ending, attempts, state, after, pause_s):
+    async def work(queue):
+        guard = parts(queue)
+        await put(queue, message("a", sender="a"))
+        mark = "UPDATE deliveries SET attempts = ?, state = 'delivering', turn = 't', expires_at = 99"
+        await queue.write(lambda db: db.execute(mark, (attempts,)))
+        row = await queue.read(lambda db: deliveries.get(db, 1))
+        turn = Turn(LiveTurn("u", "a", "main", "t"), now_ms() - 500, Phase.ENDING, row)
+        turn.record = Record(True, exit=0, account={"write_bytes": 7})
+        with guard.waiters.waiter(1) as final:
+            again = guard.ledger.settle(row, turn, ending, Waited(4, None, Reason.PRESSURE))
+            stored = await queue.write(lambda db: deliveries.get(db, 1))
+            await asyncio.sleep(0)
+            assert final.done() == state.final
+        assert (stored.state, stored.attempts) == (state, after)
+        result = stored.result
+        assert (result["outcome"], result["held_ms"], result["held_for"]) == (ending.outcome, 4, "pressure")
+        assert 500 <= result["run_ms"] < 5_000
+        assert guard.ledger.written["a"] == 7
+        if pause_s is None:
+            assert again is None
+            assert guard.ledger.attempts(1) == 0
+            assert guard.ledger.next_expiry() is None
+        else:
+            assert (again.id, again.mind, again.session, again.kind) == (1, "a", "main", Kind.MESSAGE)
+            assert guard.ledger.attempts(1) == after
+            assert abs(again.not_before - (now_ms() + pause_s * 1000 if pause_s else 0)) < 500
+            assert guard.ledger.next_expiry() == 99
+            assert (1 in guard.ledger.tried) == (after > 0) or after == 0
+        types = [event["type"] for event in guard.recent.kept(0)]
+        assert types[:2] == {State.DONE: ["ended"], State.DEAD: ["ended", "dead"]}.get(
+            state, ["failed"] if ending.failed else []
+        )
+        notices = await queue.read(lambda db: deliveries.select(db, ("queued",), "a", 1, 9))
+        assert [one.kind for one in notices] == ([Kind.NOTICE] if state is State.DEAD else [])
+        assert guard.backlog.total("a") == len(notices), "the notice is admitted"
+
+    on_queue(tmp_path, work)
+
+
+def test_a_run_comes_again_only_while_its_caller_waits_and_leaves_no_notice(tmp_path):
+    async def work(queue):
+        guard = parts(queue)
+        for id_ in (1, 2, 3):
+            await put(queue, message("a", kind=Kind.RUN))
+            await queue.write(lambda db, i=id_: deliveries.mark_delivering(db, i, str(i), 1))
+        rows = [await queue.read(lambda db, i=i: deliveries.get(db, i)) for i in (1, 2, 3)]
+        guard.run_clients._waiting[1] = (rows[0].row, None)
+        back = Ending("dismissed", "", back=True)
+        turns = [Turn(LiveTurn("u", "a", "main", str(row.id)), now_ms(), Phase.ENDING, row) for row in rows]
+        assert guard.ledger.settle(rows[0], turns[0], back, NOT_HELD).kind is Kind.RUN
+        assert guard.ledger.settle(rows[1], turns[1], back, NOT_HELD) is None
+        assert guard.ledger.settle(rows[2], turns[2], CRASH, NOT_HELD) is None
+        await queue.write(lambda db: None)
+        stored = [await queue.read(lambda db, i=i: deliveries.get(db, i)) for i in (1, 2, 3, 4)]
+        assert [row and row.state for row in stored] == [State.QUEUED, State.CANCELLED, State.DEAD, None]
+
+    on_queue(tmp_path, work)
+
+
+def test_a_scripts_output_becomes_a_message(tmp_path):
+    async def work(queue):
+        guard = parts(queue)
+        await put(queue, message("a", session="$script:x:main", kind=Kind.SCRIPT))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", 1))
+        row = await queue.read(lambda db: deliveries.get(db, 1))
+        turn = Turn(LiveTurn("u", "a", row.session, "1"), now_ms(), Phase.ENDING, row)
+        turn.record = Record(True, exit=0, output="hello")
+        guard.ledger.settle(row, turn, OK, NOT_HELD)
+        await queue.write(lambda db: None)
+        assert guard.backlog.first_in("a", "main") == Row(2, "a", "main", kind=Kind.SCHEDULE)
+        assert b"hello" in (await queue.read(lambda db: deliveries.with_payload(db, 2)))[1]
+
+    on_queue(tmp_path, work)
+
+
+def test_a_row_that_began_waited_since_it_was_due(tmp_path):
+    async def work(queue):
+        guard = parts(queue)
+        _, (row, other) = await put(queue, message("a", "b"))
+        turn = Turn(LiveTurn("u", "a", "main", "1"), 5_000, Phase.STARTING)
+        guard.ledger.hold_begins(row.row, Hold(Reason.MIND_BUSY, "x"), 2_000)
+        guard.ledger.hold_begins(row.row, Hold(Reason.PRESSURE, "y"), 3_000)
+        assert guard.ledger.held_since(1) == 2_000
+        assert guard.ledger.begin(row, turn, 5_000) == Waited(4_000, "x", Reason.MIND_BUSY)
+        assert guard.ledger.held_since(1) is None
+        assert guard.ledger.begin(other, turn, 5_000) == Waited(4_000, None)
+        guard.ledger.loaded = 2
+        assert guard.ledger.begin(replace(other, not_before=4_500), turn, 5_000) == Waited(
+            500, "the guard was restarted since", Reason.RESTART
+        )
+        assert guard.ledger.begin(replace(other, not_before=6_000), turn, 5_000) == Waited(0, None)
+        stored = await queue.write(lambda db: deliveries.get(db, 1))
+        assert (stored.state, stored.turn, stored.started_at) == (State.DELIVERING, "1", 5_000)
+        guard.ledger.confirm(row, turn)
+        assert (await queue.write(lambda db: deliveries.get(db, 1))).posted_at > 0
+        types = [event["type"] for event in guard.recent.kept(0)]
+        assert types == ["held", "hold_ended", "hold_ended"]
+        guard.ledger.folded(other, turn, Waited(6, None))
+        assert guard.recent.kept(0)[-1]["waited_ms"] == 6
+
+    on_queue(tmp_path, work)
