@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -18,20 +19,24 @@ from hostguard.core.text import clock, safe
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
 
-def as_duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of an option that is a length of time: seconds."""
-    try:
-        return None if value is None else parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+class Parsed(click.ParamType):  # type: ignore[type-arg] # generic in newer versions only
+    """The type of an option that a function parses; `name` is what --help shows for the value."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the value. Raises click.BadParameter."""
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-def as_time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Callback of an option that is a point in time: ms since the epoch."""
-    try:
-        return None if value is None else parse_when(value, now_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+DURATION = Parsed("T", parse_duration)  # seconds
+TIME = Parsed("WHEN", lambda text: parse_when(text, now_ms()))  # ms since the epoch
+WHILE_SLEEPING = click.Choice(("skip", "queue", "trigger-wake"))
 
 
 def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

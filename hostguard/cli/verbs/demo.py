@@ -14,46 +14,34 @@ from hostguard.cli.demo.results import failures, stop_failures
 from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.options import as_duration, json_option, show
+from hostguard.cli.options import DURATION, Parsed, json_option, show
 from hostguard.core import paths
 from hostguard.core.quantities import parse_size
 
 STOP_FILE = "CARD_STOP"  # environment variable of packaging/quickstart: the file that stops its card
 
 
-def as_size(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Bytes of a size such as "6M". Raises click.BadParameter."""
-    try:
-        size = parse_size(value, 1024)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _size(text: str) -> int:
+    """Bytes of a size such as "6M". Raises ValueError."""
+    size = parse_size(text, 1024)
     if not BLOCK <= size <= SIZE_MAX:
-        raise click.BadParameter(f"{value} is not between {BLOCK >> 10}K and {SIZE_MAX >> 30}G")
+        raise ValueError(f"{text} is not between {BLOCK >> 10}K and {SIZE_MAX >> 30}G")
     return size
 
 
 @click.command()
 @click.option(
-    "--dir",
-    "base",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    "--dir", "base", type=click.Path(path_type=Path, exists=True, file_okay=False),
     help=f"Write to a new directory in this one, and so to its device. Default: {paths.STATE}",
-)
+)  # fmt: skip
 @click.option(
-    "--size",
-    metavar="BYTES",
-    default=f"{SIZE >> 20}M",
-    show_default=True,
-    callback=as_size,
+    "--size", default=f"{SIZE >> 20}M", show_default=True, type=Parsed("BYTES", _size),
     help="How much each turn writes.",
-)
+)  # fmt: skip
 @click.option(
-    "--stop",
-    "stop_s",
-    metavar="T",
-    callback=as_duration,
+    "--stop", "stop_s", type=DURATION,
     help=f"How long the card stops in the third run; 0 skips that run.  [default: {STOP_S:g}s]",
-)
+)  # fmt: skip
 @json_option
 def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -> int:
     """Replay the incident, unguarded and guarded.

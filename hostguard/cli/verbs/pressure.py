@@ -15,7 +15,7 @@ import click
 
 from hostguard.cli import client, recording
 from hostguard.cli.errors import CliError, NotRunning
-from hostguard.cli.options import as_duration, json_option, show
+from hostguard.cli.options import DURATION, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.config import schema
 from hostguard.core.settings import Settings
@@ -123,15 +123,7 @@ def _watch(as_json: bool) -> None:
 @click.option(
     "-o", "--output", metavar="FILE", type=click.File("wb", lazy=False), help="Write to this file at the end."
 )
-@click.option(
-    "--for",
-    "seconds",
-    metavar="T",
-    default="60s",
-    show_default=True,
-    callback=as_duration,
-    help="How long to record.",
-)
+@click.option("--for", "seconds", default="60s", show_default=True, type=DURATION, help="How long to record.")
 def record(output: BinaryIO | None, seconds: float) -> None:
     """Record the guard's samples of the disk as a trace of JSON lines, one per sample.
 

@@ -24,17 +24,9 @@ LIMIT_MAX = 1000  # the API's own
 @click.command()
 @click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
 @click.option("--mind", help="Only deliveries for this mind.", shell_complete=complete_minds)
+@click.option("--state", type=click.Choice(STATES), help="Only this state. Default: all that are not final.")
 @click.option(
-    "--state",
-    type=click.Choice(STATES),
-    help="Only deliveries in this state. Default: every state that is not final.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
-    default=100,
-    show_default=True,
-    help="Show at most this many.",
+    "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most this many."
 )
 @json_option
 def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:

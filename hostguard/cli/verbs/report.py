@@ -10,7 +10,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import as_duration
+from hostguard.cli.options import DURATION
 from hostguard.core.text import safe
 from hostguard.linux.files import write_whole
 from hostguard.telemetry.page import render
@@ -20,7 +20,7 @@ LEAST_S = 60
 
 @click.command()
 @click.option(
-    "--since", "seconds", metavar="T", default="24h", show_default=True, callback=as_duration,
+    "--since", "seconds", default="24h", show_default=True, type=DURATION,
     help="The period to report, such as 90m, 24h or 7d; at most 35d.",
 )  # fmt: skip
 @click.option(

@@ -26,31 +26,26 @@ def command() -> None:
 @click.option("--channel", help="The channel of the message.")
 @click.option("--sender", help="The sender.")
 @click.option("--dm", is_flag=True, help="The message is a direct one.")
-@click.option("--participants", metavar="N", type=click.IntRange(0), help="The number of participants.")
+@click.option(
+    "--participants",
+    "participantCount",
+    metavar="N",
+    type=click.IntRange(0),
+    help="The number of participants.",
+)
 @click.option("--content", metavar="TEXT", default="", help="The text, for rules that require a mention.")
 @click.option("--session", help="The session that the message names.")
 @json_option
-def test(
-    mind: str,
-    channel: str | None,
-    sender: str | None,
-    dm: bool,
-    participants: int | None,
-    content: str,
-    session: str | None,
-    as_json: bool,
-) -> None:
+def test(mind: str, dm: bool, as_json: bool, **options: Any) -> None:
     """Show which rule of the mind's routes matches a message, and the result. Nothing is sent.
 
     \b
     Example:
       hostguard route test coder --channel '#general' --sender bob --content "hello @coder"
     """
-    body: dict[str, Any] = {"content": content}
+    body = {name: value for name, value in options.items() if value is not None}
     if dm:  # by default, a message without a channel is one
         body["isDM"] = True
-    given = {"channel": channel, "sender": sender, "participantCount": participants, "session": session}
-    body |= {name: value for name, value in given.items() if value is not None}
     name = mind.removeprefix("@")
     answer = client.call("POST", f"/v1/minds/{client.quote(name)}/route", body=body)
     batch = answer.get("batch") or {}

@@ -17,7 +17,7 @@ import click
 
 from hostguard.cli import client, daemonless
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
-from hostguard.cli.options import as_duration, complete_minds
+from hostguard.cli.options import DURATION, complete_minds
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.text import safe
 from hostguard.core.units import parse_turn_unit
@@ -32,15 +32,9 @@ OnHeld = Callable[[str, str], None]
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--mind", required=True, help="The mind that the turn counts for.", shell_complete=complete_minds
-)
-@click.option(
-    "--session", default=MAIN_SESSION, show_default=True, help="The conversation that the turn belongs to."
-)
-@click.option(
-    "--max-wait", metavar="T", callback=as_duration, help="Give up, with exit code 75, if held for longer."
-)
+@click.option("--mind", required=True, help="The mind that runs it.", shell_complete=complete_minds)
+@click.option("--session", default=MAIN_SESSION, show_default=True, help="The conversation.")
+@click.option("--max-wait", type=DURATION, help="Give up, with exit code 75, if held for longer.")
 @click.option("--description", default="", help="The description that systemctl shows. Default: the command.")
 @click.option("-v", "--verbose", is_flag=True, help="Report why it waits even if stderr is not a terminal.")
 @click.argument("cmd", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)

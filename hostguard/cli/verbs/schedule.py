@@ -8,7 +8,15 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import as_duration, as_time, complete_addresses, json_option, mind_session, show
+from hostguard.cli.options import (
+    DURATION,
+    TIME,
+    WHILE_SLEEPING,
+    complete_addresses,
+    json_option,
+    mind_session,
+    show,
+)
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import clock, safe, table
 
@@ -64,28 +72,14 @@ def list_(as_json: bool) -> None:
 @click.argument("name")
 @click.argument("mind", metavar="@MIND", shell_complete=complete_addresses)
 @click.option("--cron", metavar="SPEC", help='When to run: "minute hour day month weekday".')
-@click.option("--at", metavar="WHEN", callback=as_time, help="Run once, at this time.")
+@click.option("--at", type=TIME, help="Run once, at this time.")
 @click.option("--message", metavar="TEXT", help="The message to send.")
-@click.option(
-    "--script", metavar="COMMAND", help="A command line, run as a turn; its output is sent to the mind."
-)
+@click.option("--script", metavar="COMMAND", help="A command line; its output is sent to the mind.")
 @click.option("--session", metavar="NAME", help='The conversation; "$new" starts a new one each time.')
-@click.option(
-    "--timezone", metavar="ZONE", help="The time zone, such as Europe/Berlin. Default: that of the host."
-)
-@click.option(
-    "--catch-up",
-    type=click.Choice(("skip", "once", "all")),
-    help="What to do about runs missed while the daemon was not running.",
-)
-@click.option(
-    "--catch-up-window", metavar="T", callback=as_duration, help="Skip runs missed longer ago than this."
-)
-@click.option(
-    "--while-sleeping",
-    type=click.Choice(("skip", "queue", "trigger-wake")),
-    help="What to do if the mind sleeps.",
-)
+@click.option("--timezone", metavar="ZONE", help="Such as Europe/Berlin. Default: that of the host.")
+@click.option("--catch-up", type=click.Choice(("skip", "once", "all")), help="What to do about missed runs.")
+@click.option("--catch-up-window", type=DURATION, help="Skip runs missed longer ago than this.")
+@click.option("--while-sleeping", type=WHILE_SLEEPING, help="What to do if the mind sleeps.")
 @json_option
 def add(name: str, mind: str, as_json: bool, **options: Any) -> None:
     """Add a schedule, in addition to those in hostguard.toml. It survives restarts.

@@ -10,7 +10,15 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, HELD, CliError
-from hostguard.cli.options import as_duration, as_time, complete_addresses, json_option, mind_session, show
+from hostguard.cli.options import (
+    DURATION,
+    TIME,
+    WHILE_SLEEPING,
+    complete_addresses,
+    json_option,
+    mind_session,
+    show,
+)
 from hostguard.cli.verbs.queue import ended
 from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text
@@ -23,50 +31,24 @@ FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 @click.command()
 @click.argument("to", metavar="@MIND|#CHANNEL", shell_complete=complete_addresses)
 @click.argument("text", metavar="[TEXT|-]", required=False)
-@click.option(
-    "--session", help='The conversation. Default: that of the mind\'s routes, or "main". "$new": a new one.'
-)
+@click.option("--session", help='The conversation; else that of the routes, or "main". "$new": a new one.')
 @click.option("--sender", help="The sender.")
 @click.option("--key", help="Idempotency key: a message sent again with the same key is queued only once.")
-@click.option("--at", metavar="WHEN", callback=as_time, help="Do not start before this time.")
-@click.option(
-    "--expires", metavar="WHEN", callback=as_time, help="Drop the message if it has not started by this time."
-)
+@click.option("--at", "not_before", type=TIME, help="Do not start before this time.")
+@click.option("--expires", "expires_at", type=TIME, help="Drop the message if not started by this time.")
 @click.option("--interrupt", is_flag=True, help="Ask the mind to take the message into its running turn.")
 @click.option("--instructions", metavar="TEXT", help="Additional instructions for the mind.")
-@click.option(
-    "--while-sleeping",
-    type=click.Choice(("skip", "queue", "trigger-wake")),
-    help="What to do if the mind sleeps.",
-)
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="Wait until the message is done; exit with 0 only if every command exited with 0.",
-)
-@click.option(
-    "--timeout", metavar="T", callback=as_duration, help="With --wait: stop waiting after this time."
-)
+@click.option("--while-sleeping", "whileSleeping", type=WHILE_SLEEPING, help="What to do if the mind sleeps.")
+@click.option("--wait", is_flag=True, help="Wait for the end; exit with 0 only if every command did.")
+@click.option("--timeout", type=DURATION, help="With --wait: stop waiting after this time.")
 @json_option
 def command(
-    to: str,
-    text: str | None,
-    session: str | None,
-    sender: str | None,
-    key: str | None,
-    at: int | None,
-    expires: int | None,
-    interrupt: bool,
-    instructions: str | None,
-    while_sleeping: str | None,
-    wait: bool,
-    timeout: float | None,
-    as_json: bool,
+    to: str, text: str | None, wait: bool, timeout: float | None, as_json: bool, **options: Any
 ) -> int:
     """Queue a message for a mind or for each mind of a channel.
 
-    The text comes from standard input if it is "-", or is left out and input is piped. WHEN is +10m or an
-    ISO time such as 2026-07-21T16:00:45; a duration is 90s, 10m or 1h30m. A "#" needs quotes in a shell.
+    The text comes from standard input if it is "-" or omitted. WHEN is +10m, 14:30 or an ISO time such as
+    2026-07-21T16:00:45; T is 90s, 10m or 1h30m. A "#" needs quotes in a shell.
 
     \b
     Examples:
@@ -76,18 +58,7 @@ def command(
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
-    request = {
-        "to": to,
-        "content": _content(text),
-        "session": session,
-        "sender": sender,
-        "key": key,
-        "not_before": at,
-        "expires_at": expires,
-        "interrupt": interrupt,
-        "instructions": instructions,
-        "whileSleeping": while_sleeping,
-    }
+    request = {"to": to, "content": _content(text), **options}
     answer = client.call("POST", "/v1/deliveries", body=request)
     deliveries = answer["deliveries"]
     if wait:
@@ -119,9 +90,8 @@ def _content(text: str | None) -> str:
 
 def _accepted(delivery: Any) -> str:
     held = hold_text(delivery.get("hold"), delivery["mind"])
-    return f"{delivery['id']} {mind_session(delivery)} {delivery['state']}" + (
-        f" ({safe(held)})" if held else ""
-    )
+    text = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
+    return f"{text} ({safe(held)})" if held else text
 
 
 def _wait(delivery: Any, deadline: float | None) -> Any:

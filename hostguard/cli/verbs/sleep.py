@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from hostguard.cli.options import as_time, complete_minds, json_option, set_sleep
+from hostguard.cli.options import TIME, complete_minds, json_option, set_sleep
 
 
 @click.command()
 @click.argument("mind", shell_complete=complete_minds)
-@click.option("--until", metavar="WHEN", callback=as_time, help="Wake it at this time.")
+@click.option("--until", type=TIME, help="Wake it at this time.")
 @json_option
 def command(mind: str, until: int | None, as_json: bool) -> None:
     """Put a mind to sleep.

@@ -202,7 +202,7 @@ def test_record_without_a_disk_says_why(away: StandIn, tmp_path: Path) -> None:
     away.extra["HOSTGUARD_CONFIG"] = str(tmp_path / "c.toml")
     done = away.run("pressure", "record", "--for", "1s")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no disk to look at: switched off" in done.stderr
+    assert "no disk to watch: switched off" in done.stderr
 
 
 # -- replay
