@@ -6,9 +6,10 @@ from typing import Any
 
 from statuses import MIB, NOW, stalled
 
-from hostguard.cli.top.model import Look, Used, View, view
+from hostguard.cli.top.model import Look, View, view
 
-BEFORE = Look(10.0, {"hostguard-turn-ada-17.scope": Used(1000, 0, 5 * MIB)})
+USED = {"cpu_ms": 1000, "read_bytes": 0, "write_bytes": 5 * MIB}
+BEFORE = Look(10.0, {"hostguard-turn-ada-17.scope": USED})
 
 
 def seen(told: dict[str, Any] | None = None, wanted: str = "") -> View:

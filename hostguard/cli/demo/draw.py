@@ -133,6 +133,7 @@ def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
 
 def stood(stop: Stop, phase: Phase) -> list[tuple[str, str]]:
     """The facts about the phase with the stopped card."""
+    completed = sum(turn.exit == 0 for turn in phase.turns)
     answers = f"{stop.answers.count} times, p99 {seconds(stop.answers.p99)}"
     return [
         ("the guard reported it after", seconds(stop.told)),
@@ -140,24 +141,17 @@ def stood(stop: Stop, phase: Phase) -> list[tuple[str, str]]:
         ("turns that started meanwhile", str(stop.started)),
         ("status was answered", answers),
         ("the full cap was back after", seconds(stop.back)),
-        (
-            "turns that ran to their end",
-            f"{sum(turn.exit == 0 for turn in phase.turns)} of {len(phase.turns)}",
-        ),
+        ("turns that ran to their end", f"{completed} of {len(phase.turns)}"),
     ]
 
 
 def summary(
-    unguarded: Phase,
-    guarded: Phase,
-    width: int,
-    with_: Ink,
-    stopped: Phase | None = None,
-    stop: Stop | None = None,
+    unguarded: Phase, guarded: Phase, width: int, with_: Ink, third: tuple[Phase, Stop] | None = None
 ) -> str:
     """The summary at the end of the demo."""
     phases = [(unguarded, "all at once"), (guarded, f"a global cap of {CAP}")]
-    if stopped is not None and stop is not None:
+    if third is not None:
+        stopped, stop = third
         phases.append((stopped, f"the card is stopped from {stop.at:.1f} s to {stop.going:.1f} s"))
     scale = max(phase.total for phase, _ in phases)
     parts = []
@@ -169,10 +163,10 @@ def summary(
         "Delay of a bystander that writes and syncs 4 KiB four times a second\n"
         + compared(unguarded, guarded, width, with_)
     )
-    if stopped is not None and stop is not None:
-        told = stood(stop, stopped)
-        wide = max(len(name) for name, _ in told)
-        lines = [f"{name:{wide}}  {value}" for name, value in told]
+    if third is not None:
+        facts = stood(stop, stopped)
+        wide = max(len(name) for name, _ in facts)
+        lines = [f"{name:{wide}}  {value}" for name, value in facts]
         parts.append("\n".join([f"While the card was stopped for {seconds(stop.seconds)}", *lines]))
     return "\n\n".join(parts)
 
@@ -183,8 +177,7 @@ def as_dict(
     failures: Sequence[str],
     folder: str,
     size: int,
-    stopped: Phase | None = None,
-    stop: Stop | None = None,
+    third: tuple[Phase, Stop] | None = None,
 ) -> dict[str, Any]:
     """The summary as JSON. Times are in seconds."""
     before, after = unguarded.felt, guarded.felt
@@ -194,7 +187,7 @@ def as_dict(
         "cap": CAP,
         "unguarded": _phase(unguarded),
         "guarded": _phase(guarded),
-        "stopped": None if stopped is None or stop is None else {**_phase(stopped), "stop": asdict(stop)},
+        "stopped": None if third is None else {**_phase(third[0]), "stop": asdict(third[1])},
         "ratio": {
             name: getattr(before, name) / getattr(after, name) if getattr(after, name) else None
             for name in ("p50", "p99", "max")

@@ -14,20 +14,11 @@ SHOWN_ELSEWHERE = ("running", "daemon")  # news that have their own place on the
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """Counters of a turn, None if unknown: ms of CPU, bytes."""
-
-    cpu_ms: int | None
-    read_bytes: int | None
-    write_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
-    """The counters of live turns, by unit; `at` is in seconds of a monotonic clock."""
+    """The live turns of a status, by unit; `at` is in seconds of a monotonic clock."""
 
     at: float
-    used: Mapping[str, Used]
+    turns: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
 
 def look(status: Any, mono: float) -> Look:
     """The part of a status that the rates of a later one need."""
-    return Look(mono, {turn["unit"]: _used(turn) for turn in status["live"]})
+    return Look(mono, {turn["unit"]: turn for turn in status["live"]})
 
 
 def levels(changes: Sequence[Any], now_level: str, started: int, at: int, slots: int) -> tuple[str, ...]:
@@ -133,16 +124,12 @@ def _worst(names: Iterable[str]) -> str:
     return max(names, key=order.index, default="")
 
 
-def _used(turn: Any) -> Used:
-    return Used(turn["cpu_ms"], turn["read_bytes"], turn["write_bytes"])
-
-
 def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
-    now, old = _used(turn), None if before is None else before.used.get(turn["unit"])
+    old = None if before is None else before.turns.get(turn["unit"])
     span = 0.0 if before is None else mono - before.at
 
     def rate(name: str) -> float | None:
-        was, became = None if old is None else getattr(old, name), getattr(now, name)
+        was, became = None if old is None else old[name], turn[name]
         # Where bytes are counted by process, those of a process that ended are lost.
         return None if was is None or became is None or span <= 0 else max(0, became - was) / span
 
@@ -155,11 +142,11 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
         "stopping" if turn["stopping"] else turn["state"],
         max(0, at - turn["started_at"]) / 1000 if turn["started_at"] else None,
         None if cpu is None else cpu / 10,
-        now.cpu_ms,
+        turn["cpu_ms"],
         rate("read_bytes"),
         rate("write_bytes"),
-        now.read_bytes,
-        now.write_bytes,
+        turn["read_bytes"],
+        turn["write_bytes"],
         turn["counted"],
     )
 

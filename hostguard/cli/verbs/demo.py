@@ -70,13 +70,14 @@ def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -
         before = plain.run(host, view, signals)
         host.clear()
         after = guarded.run(host, view, signals)
-        third = stop = None
+        third = None
         if stop_file is not None and stop_s != 0:
             host.clear()
-            third, stop = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
-    broken = failures(before, after, *filter(None, [third])) + (stop_failures(stop) if stop else [])
-    answer = draw.as_dict(before, after, broken, str(base or paths.STATE), size, third, stop)
-    show(answer, as_json, draw.summary(before, after, width, ink, third, stop))
+            third = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
+    broken = failures(before, after, *(third[:1] if third else ()))
+    broken += stop_failures(third[1]) if third else []
+    answer = draw.as_dict(before, after, broken, str(base or paths.STATE), size, third)
+    show(answer, as_json, draw.summary(before, after, width, ink, third))
     for text in broken:
         CliError(text).show()
     return FAILED if broken else 0

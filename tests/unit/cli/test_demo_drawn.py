@@ -140,11 +140,11 @@ turns that ran to their end   3 of 4"""
 def test_the_summary_of_a_card_that_stopped() -> None:
     phases = phase("unguarded", *GOOD), phase("guarded", *GOOD)
     third = phase("stopped", *GOOD, turn(4, "d", None, None))
-    two, three = draw.summary(*phases, 80, ASCII), draw.summary(*phases, 80, ASCII, third, STOP)
+    two, three = draw.summary(*phases, 80, ASCII), draw.summary(*phases, 80, ASCII, (third, STOP))
     assert three.endswith(f"\n\n{STOOD}")
     assert "Stopped: 4 turns, the card is stopped from 1.0 s to 11.0 s\n" in three
     assert "While the card was stopped" not in two
-    told = draw.as_dict(*phases, [], "/card", 1024, third, STOP)
+    told = draw.as_dict(*phases, [], "/card", 1024, (third, STOP))
     assert json.loads(json.dumps(told)) == told
     assert (told["stopped"]["stop"]["told"], len(told["stopped"]["turns"])) == (1.7, 4)
     assert draw.as_dict(*phases, [], "/card", 1024)["stopped"] is None
