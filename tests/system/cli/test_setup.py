@@ -65,7 +65,7 @@ def test_a_card_is_measured_and_limited(host: Guard, card: Card) -> None:
     host.reload()
     limits = {item["name"]: item["value"] for item in host.json("limit", "show")["limits"]}
     assert limits["global_concurrent_turns"] == 2
-    assert "no weight for all turns together: cgroup version 2 has no io controller here" in said
+    assert "no weight for all turns together: cgroup version 2 has no io controller on this host" in said
     turn = host.json("config", "show")["turn"]
     assert 0.3e6 < turn["write_bandwidth"] < 1.6e6  # three quarters, for two
 
@@ -97,7 +97,7 @@ def test_the_one_before_is_kept(guard: Guard) -> None:
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text("[limits]\nglobal_concurrent_turns = 7\n")
     done = guard.cli("setup", "--yes")
-    assert f"kept the one before as {FILE}~" in done.stdout
+    assert f"the previous file is now {FILE}~" in done.stdout
     assert Path(f"{FILE}~").read_text() == "[limits]\nglobal_concurrent_turns = 7\n"
     guard.cli("config", "check")
     assert guard.json("config", "show")["limits"]["global_concurrent_turns"] != 7
@@ -108,7 +108,7 @@ def test_nothing_is_measured_while_turns_run(host: Guard) -> None:
     host.reload()
     host.cli("send", "@ada", "work")
     wait_for(lambda: host.scopes())
-    assert "not measured: turns are live" in host.cli("setup", "--yes").stdout
+    assert "not measured: turns are running" in host.cli("setup", "--yes").stdout
     host.cli("stop", "1")
 
 

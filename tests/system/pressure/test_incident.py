@@ -124,9 +124,12 @@ def test_ctrl_c_among_plain_turns_ends_and_undoes_all(host: Guard, card: Card) -
         other = host.cli("demo", "--dir", str(card.mount), check=False)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)  # 15 times 8 MB, written to their end, take 30 s
-    assert (process.returncode, "what it changed is undone" in said) == (130, True)
+    assert (process.returncode, "undoing its changes" in said) == (130, True)
     assert_nothing_left(host, card)
-    assert (other.returncode, other.stderr) == (1, "hostguard: another `hostguard demo` runs on this host\n")
+    assert (other.returncode, other.stderr) == (
+        1,
+        "hostguard: another `hostguard demo` is running on this host\n",
+    )
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -137,7 +140,7 @@ def test_a_signal_among_guarded_turns_ends_and_undoes_all(
         read_until(process, "end ")
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
-    assert (process.returncode, "what it changed is undone" in said) == (status, True)
+    assert (process.returncode, "undoing its changes" in said) == (status, True)
     assert_nothing_left(host, card)
 
 
@@ -177,10 +180,10 @@ def test_a_turn_that_does_not_run_to_its_end_is_a_failure_with_a_name(host: Guar
 def test_what_it_cannot_do_it_refuses_before_it_changes_anything(host: Guard, card: Card) -> None:
     full = host.cli("demo", "--dir", str(card.mount), "--size", "100M", check=False)
     assert full.returncode == 1
-    assert "choose another --dir or a smaller --size" in full.stderr
+    assert "use another --dir or a smaller --size" in full.stderr
     host.cli("pause")
     paused = host.cli("demo", "--dir", str(card.mount), check=False)
-    assert (paused.returncode, "it is paused" in paused.stderr) == (1, True)
+    assert (paused.returncode, "the guard is paused" in paused.stderr) == (1, True)
     host.configure(CONFIG.replace("bob", "demo-pip") + CONFIG)
     host.cli("resume")
     host.reload()
