@@ -34,11 +34,6 @@ from hostguard.store.writer import Queue, Unavailable, Write
 Also = Callable[[Sequence[Delivery]], Iterable[Change]]
 
 
-def nothing(rows: Sequence[Delivery]) -> Iterable[Change]:
-    """No settings."""
-    return ()
-
-
 class Accepted(NamedTuple):
     """`full`: minds without a row, since their queue is full. `created`: some row is new."""
 
@@ -79,7 +74,7 @@ class Acceptor:
         default_factory=Counter, init=False
     )  # rows per mind whose commit is under way
 
-    async def send(self, message: Message, also: Also = nothing) -> Accepted:
+    async def send(self, message: Message, also: Also | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
         now = now_ms()
@@ -102,7 +97,7 @@ class Acceptor:
         self,
         new: New,
         client: RunClient | None = None,
-        also: Also = nothing,
+        also: Also | None = None,
         wakes: frozenset[str] = frozenset(),
     ) -> Accepted:
         """Store rows durably, with `also` in the same transaction. `client` waits for the row of a new run.
@@ -127,7 +122,7 @@ class Acceptor:
         return self._pending[mind]
 
     async def _store(
-        self, new: New, client: RunClient | None, also: Also, wakes: frozenset[str], full: set[str]
+        self, new: New, client: RunClient | None, also: Also | None, wakes: frozenset[str], full: set[str]
     ) -> Accepted:
         minds, floor = [target.mind for target in new.targets], self._ledger.floor
 
@@ -136,7 +131,7 @@ class Acceptor:
             quarantined = quarantine_rows.quarantine(db, fresh, new.payload, now_ms())
             woken = [row.mind for row in fresh if row.mind in wakes]
             # A guard that is killed now wakes them at its start.
-            changes = [*(WOKEN.to(mind, True) for mind in woken), *also(rows)]
+            changes = [*(WOKEN.to(mind, True) for mind in woken), *(also(rows) if also else ())]
             write_settings(db, *changes)
             return _Stored(rows, fresh, quarantined, woken, [key for key, _ in changes])
 

@@ -27,6 +27,8 @@ class Item:
     size: int = 0  # bytes of its payload
     urgent: bool = False  # it has a trigger, or `interrupt`
     interrupt: bool = False  # somebody new spoke: it goes into the running turn at once
+    sender: str | None = None
+    channel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +94,18 @@ def triggered(batch: Batch, text: str) -> bool:
     return any(trigger.casefold() in folded for trigger in batch.triggers)
 
 
-def interrupts(
-    batch: Batch, sender: str | None, channel: str, heard: Heard | None, interrupted: float | None, now: float
-) -> bool:
-    """True if the message goes into the running turn at once. `heard` is None if none runs.
+def interrupts(item: Item, heard: Heard | None, interrupted: float | None) -> bool:
+    """True if a message that just came goes into the running turn at once. `heard` is None if none runs.
 
     `interrupted`: when that last happened in the session.
     """
     return (
         heard is not None
-        and sender is not None
-        and sender not in heard.senders
-        and channel in heard.channels
-        and now - heard.at < batch.max_wait_s
-        and (interrupted is None or now - interrupted > batch.debounce_s)
+        and item.sender is not None
+        and item.sender not in heard.senders
+        and item.channel in heard.channels
+        and item.at - heard.at < item.batch.max_wait_s
+        and (interrupted is None or item.at - interrupted > item.batch.debounce_s)
     )
 
 

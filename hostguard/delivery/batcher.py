@@ -32,20 +32,11 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]  # mind, session
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """A message that waits; its payload stays in the database."""
-
-    item: Item
-    sender: str | None
-    channel: str
-
-
 @dataclass(eq=False)
 class _Buffer:
     """The batch of one session. `due`: when it goes out if nothing happens before; None: nothing waits."""
 
-    messages: dict[int, _Message] = field(default_factory=dict)  # by id, in order
+    messages: dict[int, Item] = field(default_factory=dict)  # by id, in order
     leaving: frozenset[int] = frozenset()  # ids being stored as a batch: the others wait, to keep the order
     session: Session = field(default_factory=Session)
     heard: Heard | None = None
@@ -75,9 +66,9 @@ class Batcher:
                 self.session_changed(SessionChanged(turn.live.mind, turn.live.session, True))
         now, wall = time.monotonic(), now_ms()
 
-        def restore(db: Connection) -> list[tuple[Delivery, _Message]]:
+        def restore(db: Connection) -> list[tuple[Delivery, Item]]:
             ages = ((row, raw, max(0, wall - row.created_at) / 1000) for row, raw in batch_rows.waiting(db))
-            return [(row, _message(row, raw, now - age)) for row, raw, age in ages]
+            return [(row, _item(row, raw, now - age)) for row, raw, age in ages]
 
         keys = dict.fromkeys(self._put(*one) for one in await self._queue.read(restore))
         for key in keys:
@@ -95,13 +86,12 @@ class Batcher:
 
     def add(self, row: Delivery, raw: bytes) -> None:
         """Gather a row that was just stored with this payload."""
-        message = _message(row, raw, time.monotonic())
+        item = _item(row, raw, time.monotonic())
         buffer = self._buffers.get((row.mind, row.session))
-        if buffer is not None and self._live.taking(row.mind, row.session) is not None:
-            item, heard = message.item, buffer.heard
-            if interrupts(item.batch, message.sender, message.channel, heard, buffer.interrupted, item.at):
-                message = replace(message, item=replace(item, urgent=True, interrupt=True))
-        self._look(self._put(row, message))
+        taking = self._live.taking(row.mind, row.session) is not None
+        if buffer is not None and taking and interrupts(item, buffer.heard, buffer.interrupted):
+            item = replace(item, urgent=True, interrupt=True)
+        self._look(self._put(row, item))
 
     def session_changed(self, changed: SessionChanged) -> None:
         """A turn of the session began or took a message (busy), or ended."""
@@ -125,9 +115,9 @@ class Batcher:
 
     # -- in and out
 
-    def _put(self, row: Delivery, message: _Message) -> Key:
+    def _put(self, row: Delivery, item: Item) -> Key:
         key = (row.mind, row.session)
-        self._buffers.setdefault(key, _Buffer()).messages[row.id] = message
+        self._buffers.setdefault(key, _Buffer()).messages[row.id] = item
         self._counts[row.mind] += 1
         return key
 
@@ -138,15 +128,15 @@ class Batcher:
             return
         buffer.messages = dict(sorted(buffer.messages.items()))
         now = time.monotonic()
-        items = [message.item for message in buffer.messages.values()]
+        items = [*buffer.messages.values()]
         decision = decide(items, buffer.session, now, bytes_max)
         if isinstance(decision, Flush):
             out = [buffer.messages.pop(item.id) for item in items[: decision.count]]
             if buffer.session.busy:
-                senders = frozenset(message.sender for message in out if message.sender is not None)
-                buffer.heard = Heard(senders, frozenset(message.channel for message in out), now)
+                senders = frozenset(item.sender for item in out if item.sender is not None)
+                buffer.heard = Heard(senders, frozenset(item.channel for item in out), now)
                 buffer.interrupted = now if decision.interrupt else buffer.interrupted
-            buffer.leaving, buffer.due = frozenset(message.item.id for message in out), None
+            buffer.leaving, buffer.due = frozenset(item.id for item in out), None
             self._tasks.start(self._flush(key, buffer, decision.interrupt))
             return
         buffer.due = decision.until
@@ -206,7 +196,7 @@ class Batcher:
             self._wake_at(min(later))
 
 
-def _message(row: Delivery, raw: bytes, at: float) -> _Message:
+def _item(row: Delivery, raw: bytes, at: float) -> Item:
     payload, given = told(json.loads(raw)), row.result.get("batch", {})
     batch = Batch(
         given.get("debounce_s", DEBOUNCE_S),
@@ -214,4 +204,4 @@ def _message(row: Delivery, raw: bytes, at: float) -> _Message:
         tuple(given.get("triggers", ())),
     )
     urgent = triggered(batch, text_of(payload.get("content")))
-    return _Message(Item(row.id, at, batch, len(raw), urgent), row.sender, payload["channel"])
+    return Item(row.id, at, batch, len(raw), urgent, sender=row.sender, channel=payload["channel"])

@@ -126,7 +126,7 @@ def test_a_database_that_fails_accepts_nothing(tmp_path):
         def fail(rows):
             raise sqlite3.OperationalError("no such luck")
 
-        with pytest.raises(Problem, match=r"the queue does not take writes: .*no such luck"):
+        with pytest.raises(Problem, match=r"the queue accepts no writes: .*no such luck"):
             await host.acceptor.store(message("eve"), also=fail)
         assert host.acceptor.pending("eve") == 0
         assert await host.queue.read(deliveries.last_id) == 0

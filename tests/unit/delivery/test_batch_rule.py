@@ -94,7 +94,8 @@ SPEAKERS = [
 
 @pytest.mark.parametrize(("why", "sender", "channel", "heard", "last", "now", "said"), SPEAKERS, ids=[row[0] for row in SPEAKERS])  # fmt: skip
 def test_interrupts(why, sender, channel, heard, last, now, said):
-    assert interrupts(NORMAL, sender, channel, heard, last, now) is said
+    item = Item(1, now, NORMAL, sender=sender, channel=channel)
+    assert interrupts(item, heard, last) is said
 
 
 def test_gathered_by_channel_in_order():
