@@ -87,6 +87,7 @@ class ForkClient:
     def __init__(self, systemd: Systemd) -> None:
         self._systemd = systemd
         self._control: socket.socket | None = None
+        self._asked: set[socket.socket] = set()  # the channels of stubs that are still to come
         self._ready: deque[Stub] = deque()
         self._waiting: deque[asyncio.Future[Stub]] = deque()
         self._reviving = asyncio.Lock()
@@ -111,8 +112,12 @@ class ForkClient:
         """Close the connection to the server: it exits, and so do stubs without a turn."""
         if self._control is not None:
             self._control.close()
+        for channel in self._asked:
+            self._loop.remove_reader(channel)
+            channel.close()
         for stub in self._ready:
             stub.close()
+        self._asked.clear()
         self._ready.clear()
 
     async def take(self) -> Stub:
@@ -151,10 +156,12 @@ class ForkClient:
         with theirs, suppress(OSError):  # it died just now: `take` times out, and the row is tried again
             socket.send_fds(self._control, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
         ours.setblocking(False)
+        self._asked.add(ours)
         self._loop.add_reader(ours, self._on_ready, ours)
 
     def _on_ready(self, channel: socket.socket) -> None:
         self._loop.remove_reader(channel)
+        self._asked.discard(channel)
         try:
             stub = Stub(int(channel.recv(32)), channel)
         except (OSError, ValueError):

@@ -1,5 +1,6 @@
 """The stub, as real processes: what it leaves of a command's output, and how an anchor stays."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from hostguard.linux import cgroup
-from hostguard.systemd.fork_client import STUB, Stub
+from hostguard.systemd.fork_client import STUB, ForkClient, Stub
 from hostguard.systemd.fork_server import NOBODY
 from hostguard.turns import exec_driver as command
 from hostguard.turns import exit_record
@@ -167,3 +168,20 @@ def test_a_stub_whose_guard_is_gone_runs_nothing(record):
     until(lambda: not stub.alive())
     os.close(stub.pidfd)
     assert record.read_bytes() == b""
+
+
+def test_a_client_that_closes_leaves_no_channel_open_though_its_stubs_are_still_to_come():
+    class Systemd:
+        async def start_service(self, unit, properties, stdin):
+            self.stdin = os.dup(stdin)  # and nobody reads it
+
+    async def work():
+        systemd = Systemd()
+        before = set(os.listdir("/proc/self/fd"))
+        client = ForkClient(systemd)
+        await client.start()
+        client.close()
+        os.close(systemd.stdin)
+        assert set(os.listdir("/proc/self/fd")) <= before
+
+    asyncio.run(work())
