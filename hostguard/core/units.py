@@ -111,7 +111,7 @@ def scope_properties(
             ("IOWriteIOPSMax", limits.write_iops),
         ):
             if value is not None:
-                props.append((name, "a(st)", [(device, value)]))
+                props.append((name, "a(st)", [[device, value]]))  # dbus-next takes lists alone
     if delegate:
         props.append(("Delegate", "b", True))
     if limits.max_turn is not None:
@@ -124,7 +124,7 @@ def spawner_properties(argv: Sequence[str]) -> list[Property]:
     return [
         ("Description", "s", "Starts the turns of AI minds for hostguard"),
         ("Type", "s", "exec"),
-        ("ExecStart", "a(sasb)", [(argv[0], list(argv), False)]),
+        ("ExecStart", "a(sasb)", [[argv[0], list(argv), False]]),
         ("Environment", "as", ["LANG=C.UTF-8"]),
         ("CollectMode", "s", "inactive-or-failed"),
         ("OOMScoreAdjust", "i", -900),

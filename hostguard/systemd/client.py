@@ -115,22 +115,30 @@ class Systemd:
 
     async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
         """Start a transient service with the descriptor `stdin` as its standard input."""
-        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", stdin)])
+        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], [stdin])
 
     async def start_unit(self, unit: str) -> None:
         """Start a service and wait for it."""
         await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
 
-    async def _start_transient(self, unit: str, properties: Sequence[Property]) -> None:
+    async def _start_transient(
+        self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
+    ) -> None:
         body = [unit, "fail", variants(properties), []]
-        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body)
+        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
 
     async def _start(
-        self, unit: str, seconds: float, member: str, signature: str, body: Sequence[Any]
+        self,
+        unit: str,
+        seconds: float,
+        member: str,
+        signature: str,
+        body: Sequence[Any],
+        fds: Sequence[int] = (),
     ) -> None:
         job = self._jobs[unit] = _Job()
         try:
-            [path] = await self._call(member, signature, body)
+            [path] = await self._call(member, signature, body, fds=fds)
             job.is_at(path)
             result = await asyncio.wait_for(job.result, seconds)
         except TimeoutError:
@@ -146,8 +154,8 @@ class Systemd:
         return int(await self._get(path, f"{NAME}.Service", "MainPID"))
 
     async def _get(self, path: str, interface: str, name: str) -> Any:
-        [(_, value)] = await self._call("Get", "ss", [interface, name], PROPERTIES, path)
-        return value
+        [found] = await self._call("Get", "ss", [interface, name], PROPERTIES, path)
+        return found.value
 
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
         """Move processes into a delegated unit, or into the cgroup `below` it ("/...").
@@ -177,7 +185,7 @@ class Systemd:
     async def set_write_limits(self, slice_: str, limits: Sequence[tuple[str, int]]) -> None:
         """Set the slice's IOWriteBandwidthMax to exactly these, until the next boot."""
         # An empty list removes all entries; another one only adds to them.
-        lists: list[list[tuple[str, int]]] = [[], list(limits)]
+        lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
         properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
         await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
 

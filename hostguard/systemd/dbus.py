@@ -1,29 +1,36 @@
-"""The connection to the service manager over D-Bus, made anew when it is lost."""
+"""The connection to the service manager over D-Bus, made anew when it is lost. Only this knows dbus-next."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+
+from dbus_next import AuthError, BusType, InvalidAddressError, Message, MessageType, Variant
+from dbus_next.aio import MessageBus, message_bus
 
 from hostguard.core import paths
 from hostguard.core.units import Property
-from hostguard.systemd.dbus_connection import BUS_NAME, BUS_PATH, Call, CallFailed, Connection, connect
 
 log = logging.getLogger(__name__)
 
 NAME = "org.freedesktop.systemd1"
 PATH = "/org/freedesktop/systemd1"
 MANAGER = "org.freedesktop.systemd1.Manager"
-PROPERTIES = f"{BUS_NAME}.Properties"
+DBUS = "org.freedesktop.DBus"
+PROPERTIES = f"{DBUS}.Properties"
 SIGNALS = ("JobNew", "JobRemoved", "UnitRemoved", "Reloading")  # of the manager
 CALL_S = 25.0  # sd-bus's own default time-out of a call
 # Errors that say nothing about whether the call took effect: org.freedesktop.DBus.Error...
 UNKNOWN_OUTCOME = {
-    f"{BUS_NAME}.Error.{name}"
+    f"{DBUS}.Error.{name}"
     for name in ("NoReply", "Timeout", "TimedOut", "Disconnected", "NameHasNoOwner", "ServiceUnknown")
 }
+HANDSHAKE_S = 1.0  # between two looks whether dbus-next reads on for ever
 RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
 
 
@@ -37,6 +44,29 @@ class SystemdError(Exception):
 
 class SystemdLost(Exception):
     """systemd did not answer, or the bus is gone: whether the call took effect is not known."""
+
+
+@contextmanager
+def _interrupted_handshake() -> Iterator[None]:
+    """End the reading of a bus that hangs up in the handshake.
+
+    dbus-next 0.2.3 reads on then for ever, without a pause, and blocks the event loop: only a signal gets
+    through to it. It interrupts nothing but dbus-next.
+    """
+
+    def hung_up(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename == message_bus.__file__:
+                raise EOFError("it hung up during the handshake")
+            frame = frame.f_back
+
+    before = signal.signal(signal.SIGALRM, hung_up)
+    signal.setitimer(signal.ITIMER_REAL, HANDSHAKE_S, HANDSHAKE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Bus:
@@ -56,13 +86,13 @@ class Bus:
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._on_signal = on_signal
-        self._bus: Connection | None = None
+        self._bus: MessageBus | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, and stay connected from here on. Raises SystemdLost if the first try fails."""
-        bus = await self._connect()
-        self._task = asyncio.create_task(self._stay(bus))
+        lost = await self._connect()
+        self._task = asyncio.create_task(self._stay(lost))
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -73,7 +103,7 @@ class Bus:
     def disconnect(self) -> None:
         """Give the connection up; a new one is made."""
         if self._bus is not None:
-            self._bus.close()
+            self._bus.disconnect()
 
     async def call(
         self,
@@ -83,63 +113,85 @@ class Bus:
         interface: str = MANAGER,
         path: str = PATH,
         destination: str = NAME,
+        fds: Sequence[int] = (),
     ) -> list[Any]:
-        """The body of the answer. Raises SystemdError, SystemdLost."""
+        """What the manager answers. Raises SystemdError, SystemdLost."""
         bus = self._bus
         if bus is None:
             raise SystemdLost("not connected to systemd")
-        call = Call(destination, path, interface, member, signature, body)
+        message = Message(
+            destination, path, interface, member, signature=signature, body=list(body), unix_fds=list(fds)
+        )
         try:
-            return await asyncio.wait_for(bus.call(call), CALL_S)
+            reply = await asyncio.wait_for(bus.call(message), CALL_S)
         except TimeoutError:
             raise SystemdLost(f"systemd did not answer {member} within {CALL_S:.0f} s") from None
         except (EOFError, OSError) as error:
             raise SystemdLost(f"the bus is gone: {error}") from error
-        except CallFailed as error:
-            if error.name in UNKNOWN_OUTCOME:
-                raise SystemdLost(f"{member}: {error.name}") from error
-            raise SystemdError(error.name, str(error)) from error
+        if reply is None:
+            raise SystemdLost("the bus is gone")
+        if reply.message_type is MessageType.ERROR and reply.error_name in UNKNOWN_OUTCOME:
+            raise SystemdLost(f"{member}: {reply.error_name}")
+        if reply.message_type is MessageType.ERROR:
+            raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
+        return list(reply.body)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> asyncio.Task[None]:
+        bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
         try:
-            bus = await asyncio.wait_for(connect(paths.USER, self._on_signal), CALL_S)
-        except (OSError, EOFError, ValueError, KeyError, CallFailed) as error:
-            which = "session" if paths.USER else "system"
-            raise SystemdLost(f"cannot reach the {which} bus: {error}") from error
+            with _interrupted_handshake():
+                bus = MessageBus(bus_type=bus_type, negotiate_unix_fd=True)
+                await asyncio.wait_for(bus.connect(), CALL_S)
+        except (OSError, EOFError, AuthError, InvalidAddressError) as error:
+            raise SystemdLost(f"cannot reach the {bus_type.name.lower()} bus: {error}") from error
         self._bus = bus
+        bus.add_message_handler(self._heard)
+        lost = asyncio.create_task(self._wait_lost(bus))
         try:
             manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
             for rule in (
                 *(f"{manager}'{member}'" for member in SIGNALS),
-                f"type='signal',sender='{BUS_NAME}',member='NameOwnerChanged',arg0='{NAME}'",
+                f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
             ):
-                await self.call("AddMatch", "s", [rule], BUS_NAME, BUS_PATH, BUS_NAME)
+                await self.call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
             await self.call("Subscribe")
             await self._on_connect()
-        except BaseException as error:
+        except SystemdError as error:
             self._bus = None
-            bus.close()
-            if isinstance(error, SystemdError):
-                raise SystemdLost(str(error)) from error
+            bus.disconnect()
+            raise SystemdLost(str(error)) from error
+        except BaseException:
+            self._bus = None
+            bus.disconnect()
             raise
-        return bus
+        return lost
 
-    async def _stay(self, bus: Connection) -> None:
+    async def _wait_lost(self, bus: MessageBus) -> None:
+        try:
+            await bus.wait_for_disconnect()
+        except (EOFError, OSError) as error:
+            log.debug("bus: %s", error)
+
+    async def _stay(self, lost: asyncio.Task[None]) -> None:
         while True:
-            await bus.lost.wait()
+            await lost
             self._bus = None
             self._on_lost()
             pause = RECONNECT_S[0]
             while True:
                 await asyncio.sleep(pause)
                 try:
-                    bus = await self._connect()
+                    lost = await self._connect()
                     break
                 except SystemdLost as error:
                     log.warning("%s; trying again", error)
                     pause = min(pause * 2, RECONNECT_S[1])
 
+    def _heard(self, message: Message) -> None:
+        if message.message_type is MessageType.SIGNAL:
+            self._on_signal(message.member, message.body)
 
-def variants(properties: Sequence[Property]) -> list[tuple[str, tuple[str, Any]]]:
+
+def variants(properties: Sequence[Property]) -> list[list[Any]]:
     """Properties in the form of a call's body: a(sv)."""
-    return [(name, (signature, value)) for name, signature, value in properties]
+    return [[name, Variant(signature, value)] for name, signature, value in properties]

@@ -26,12 +26,12 @@ def test_lintian_has_nothing_to_say(package: Path) -> None:
 
 def test_only_debians_own_packages_are_needed(package: Path) -> None:
     names = [name.split()[0] for name in tool("dpkg-deb", "-f", package, "Depends").split(", ")]
-    assert "python3-jeepney" in names
+    assert "python3-dbus-next" in names
     assert all(name.partition(":")[0] in DEPENDS for name in names), names
 
 
 DEPENDS = {
-    "dbus", "systemd", "tzdata", "python3", "python3-click", "python3-croniter", "python3-h11", "python3-jeepney",
+    "dbus", "systemd", "tzdata", "python3", "python3-click", "python3-croniter", "python3-dbus-next", "python3-h11",
     "python3-httpx", "python3-prometheus-client", "python3-psutil", "python3-pystemd",
     "python3-starlette",
 }  # fmt: skip

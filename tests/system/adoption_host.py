@@ -171,7 +171,7 @@ def with_host(work: Callable[[Host], Awaitable[None]]) -> None:
     asyncio.run(main())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # a socket that nobody closed would warn here
+        gc.collect()  # dbus-next leaves the closing of its sockets to it
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ LAYERS = (
 CLI_MAY = {"core", "linux", "config", "systemd", "telemetry", "pressure", "cli"}
 MODULES_MAX = 15
 # A library is used in one package only, so that its faults and its successor concern that one.
-ONLY_IN = {"jeepney": "systemd", "pystemd": "systemd", "sqlite3": "store"}
+ONLY_IN = {"dbus_next": "systemd", "pystemd": "systemd", "sqlite3": "store"}
 CGROUP_FILE = re.compile(r"/sys/fs/cgroup|(^|/)(cgroup|io|memory|cpu|pids)\.[a-z]+(\.[a-z]+)?$")
 TREES = {
     path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted((ROOT / "hostguard").rglob("*.py"))

@@ -28,7 +28,7 @@ KERNEL = (
 STATES = {"": "plain", "cgroup_disable=io": "no_io", "cgroup_disable=memory": "no_memory"}
 # What hostguard and the tests use goes into the page cache before the state is saved.
 WARM = """
-python3 -c 'import click, croniter, h11, jeepney, psutil, pystemd, sqlite3, starlette'
+python3 -c 'import click, croniter, dbus_next.aio, h11, psutil, pystemd, sqlite3, starlette'
 systemd-run --quiet --scope true; systemctl list-units >/dev/null; journalctl -n1 >/dev/null
 modprobe bfq; cat /usr/bin/{dd,sleep,find,mount,stat} /usr/sbin/{fsck.ext4,debugfs} >/dev/null
 sync; sleep 1

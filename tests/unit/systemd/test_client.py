@@ -1,25 +1,42 @@
-"""The connection to the bus, against a bus that is none."""
+"""The connection to the bus, against buses that are none."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
+import warnings
 
 import pytest
 
+from hostguard.systemd import dbus
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdLost
 
+GREETINGS = {
+    "it hangs up": b"",
+    "it refuses us": b"REJECTED EXTERNAL\r\n",
+    "it is no bus": b"x" * 10_001,
+    "it hangs up after its greeting": b"OK 1\r\n",
+    "it hangs up within a line": b"OK 1\r\nAGREE_UN",
+    "it says nothing": None,
+}
 
-def test_a_bus_that_hangs_up_at_once_is_a_lost_bus(tmp_path, monkeypatch):
-    """It does not stop the event loop."""
+
+@pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
+def test_a_bus_that_does_not_greet_as_one_is_lost(tmp_path, monkeypatch, greeting):
+    """The event loop goes on: left alone, dbus-next reads for ever from a bus that hung up."""
+
+    async def greet(reader, writer):
+        await reader.read(1)
+        if greeting is None:
+            await asyncio.sleep(1)
+        else:
+            writer.write(greeting)
+        writer.close()
 
     async def connect():
-        async def hang_up(reader, writer):
-            await reader.read(1)
-            writer.close()
-
-        async with await asyncio.start_unix_server(hang_up, tmp_path / "bus"):
+        async with await asyncio.start_unix_server(greet, tmp_path / "bus"):
             with pytest.raises(SystemdLost, match="cannot reach the system bus"):
                 await Systemd().start(None)
 
@@ -27,10 +44,17 @@ def test_a_bus_that_hangs_up_at_once_is_a_lost_bus(tmp_path, monkeypatch):
         raise AssertionError("the event loop does not go on")
 
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/bus")
-    before = signal.signal(signal.SIGALRM, stuck)
-    signal.alarm(10)
+    monkeypatch.setattr(dbus, "CALL_S", 0.3)
+    alarm = signal.getsignal(signal.SIGALRM)
+    before = signal.signal(signal.SIGVTALRM, stuck)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 5)  # seconds of CPU
     try:
         asyncio.run(connect())
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()  # dbus-next leaves the closing of its sockets to it
+    assert signal.getsignal(signal.SIGALRM) == alarm
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
