@@ -286,4 +286,12 @@ def test_status_loads_little(daemon: StandIn) -> None:
     )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "hostguard.cli.status" in loaded
-    assert not loaded & {"click", "http.client", "rich", "dataclasses", "typing", "hostguard.core.model"}
+    assert not loaded & {
+        "click",
+        "http",
+        "http.client",
+        "curses",
+        "dataclasses",
+        "typing",
+        "hostguard.core.model",
+    }
