@@ -116,7 +116,7 @@ def test_schedules_from_the_command_line(host: ResidentHost) -> None:
     host.done(row)
     assert bob.contents() == ["[tidy] tidy up"]
     soon = cli("schedule", "add", "soon", "m", "--at", "+1", "--message", "now")
-    assert "it fires next" in soon.stdout
+    assert "next run" in soon.stdout
     wait_for(lambda: bob.contents()[1:] == ["[soon] now"], LONG_S)
     assert cli("schedule", "remove", "tidy").stdout == "tidy removed\n"
     assert cli("schedule", "remove", "tidy", check=False).returncode == 4
