@@ -60,6 +60,17 @@ def test_only_the_sessions_whose_time_has_come_go_out(tmp_path):
     hosted(tmp_path, work)
 
 
+def test_a_turn_that_lives_at_the_start_is_known(tmp_path):
+    async def work(host):
+        await host.begin_with()
+        await host.restart()
+        await host.send(message("1", batch={**SHORT, "max_wait_s": 60}))
+        await asyncio.sleep(3 * SHORT["debounce_s"])
+        assert await host.contents() == [], "a pause in the talk counts only while the session is idle"
+
+    hosted(tmp_path, work)
+
+
 def test_a_batch_of_one_channel_and_sender_is_theirs(tmp_path):
     async def work(host):
         await host.send(message("a"))

@@ -10,6 +10,7 @@ import pytest
 
 from hostguard.core.model import Config, Mind
 from hostguard.core.signals import RoutesChanged, Signal
+from hostguard.delivery import route_files
 from hostguard.delivery.route_files import RouteFiles
 from hostguard.delivery.routes import ROUTES_MAX
 
@@ -305,3 +306,44 @@ def test_no_watch_leaks(there, tmp_path):
         assert count(watched) == 0
 
     watching(work, bob=there)
+
+
+def test_a_close_frees_the_watch(tmp_path):
+    found = []
+
+    async def work(watched):
+        found.append(watched.files._inotify.fd)
+
+    watching(work, bob=tmp_path / "r")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(found[0])
+
+
+def test_without_inotify_the_files_are_read_and_closed(tmp_path, monkeypatch, caplog):
+    def fail():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(route_files, "Inotify", fail)
+    file = tmp_path / "r"
+    file.write_text(routes("a"))
+
+    async def work(watched):
+        assert watched.default() == "a"
+        file.write_text(routes("b"))
+        await watched.files.reload(config(bob=file))
+        assert watched.default() == "b"
+
+    watching(work, bob=file)
+    assert "Too many open files" in caplog.text
+
+
+def test_instructions_are_those_of_the_session(tmp_path):
+    file = tmp_path / "r"
+    file.write_text(json.dumps({"sessions": {"s*": {"instructions": "be brief"}}}))
+
+    async def work(watched):
+        assert watched.files.instructions("bob", "s1") == "be brief"
+        assert watched.files.instructions("bob", "t") is None
+        assert watched.files.instructions("eve", "s1") is None
+
+    watching(work, bob=file)

@@ -10,8 +10,11 @@ import pytest
 from sleeping_host import CONFIG, DOWN, HOUR, on_host
 
 from hostguard.core.clock import now_ms
+from hostguard.core.errors import unavailable
 from hostguard.core.model import Kind, State
+from hostguard.core.signals import MindWoken
 from hostguard.delivery import message as intake
+from hostguard.delivery import sleep
 from hostguard.store.settings import SLEEP, WOKEN
 
 
@@ -216,5 +219,28 @@ def test_a_mind_that_falls_asleep_can_be_woken(tmp_path, by):
         assert (await host.end()).id == busy.id
         assert not host.asleep()
         assert len(host.live()) == (by == "message")
+
+    on_host(tmp_path, work)
+
+
+def test_a_wake_that_the_card_does_not_take_is_tried_again_after_a_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr(sleep, "AGAIN_S", 0.1)
+    tries = []
+
+    async def work(host):
+        wake = host.sleeper._wake
+
+        async def fails_twice(*args, **more):
+            tries.append(time.monotonic())
+            if len(tries) < 3:
+                raise unavailable("x")
+            await wake(*args, **more)
+
+        await host.fall_asleep()
+        host.sleeper._wake = fails_twice
+        host.sleeper.wake_for_message(MindWoken("bob"))
+        await host.until(lambda: not host.asleep())
+        assert len(tries) == 3
+        assert tries[2] - tries[0] >= 0.2
 
     on_host(tmp_path, work)

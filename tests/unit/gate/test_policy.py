@@ -3,8 +3,10 @@
 import pytest
 from onqueue import policy as made
 
+from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Mind
-from hostguard.store.settings import LIMIT, PAUSE
+from hostguard.gate.policy import boot_id, known_mind
+from hostguard.store.settings import LIMIT, PAUSE, SLEEP, TOKEN
 
 CONFIG = Config(
     mind_concurrent_turns=2,
@@ -64,3 +66,52 @@ def test_pauses_are_apart():
     policy._settings.use(PAUSE.to("", True))
     assert policy.paused()
     assert policy.paused_minds() == []
+
+
+@pytest.mark.parametrize(
+    ("sleep", "asleep", "sleepy", "until"),
+    [
+        (None, False, False, None),
+        ({"since": None, "until": 9, "row": 1, "by": 5}, False, True, 9),  # it falls asleep
+        ({"since": 1, "until": 9}, True, True, 9),
+        ({"since": 1, "until": None}, True, True, None),
+    ],
+)
+def test_sleep(sleep, asleep, sleepy, until):
+    policy = made(CONFIG, SLEEP.to("own", sleep))
+    assert (policy.asleep("own"), policy.sleepy("own"), policy.asleep_until("own")) == (asleep, sleepy, until)
+    assert (policy.asleep("plain"), policy.sleepy("plain"), policy.asleep_until("plain")) == (
+        False,
+        False,
+        None,
+    )
+
+
+def test_a_token_of_the_configuration_wins():
+    minds = {"a": Mind("a", token="configured"), "b": Mind("b")}
+    policy = made(Config(minds=minds), TOKEN.to("a", "made"), TOKEN.to("b", "made"))
+    assert (policy.token("a"), policy.token("b")) == ("configured", "made")
+    assert made(Config(minds=minds)).token("b") is None
+
+
+def test_all_limits():
+    policy = made(CONFIG, LIMIT.to(f"{MINE}.mind.plain", kept(4)))
+    assert policy.limits() == [
+        {"name": ALL, "mind": None, "value": 5, "source": "config"},
+        {"name": MINE, "mind": None, "value": 2, "source": "config"},
+        {"name": MINE, "mind": "plain", "value": 4, "source": "kept"},
+        {"name": MINE, "mind": "own", "value": 3, "source": "config"},
+    ]
+
+
+def test_a_known_mind():
+    assert known_mind("own", CONFIG) is CONFIG.minds["own"]
+    for name in ("x", None, 7, ["own"]):
+        with pytest.raises(Problem, match="minds: own, plain"):
+            known_mind(name, CONFIG)
+    with pytest.raises(Problem, match="none is configured"):
+        known_mind("own", Config())
+
+
+def test_the_boot_has_an_id():
+    assert boot_id() == boot_id().strip() != ""

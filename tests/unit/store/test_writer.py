@@ -56,6 +56,17 @@ def test_rows_and_ids_survive(tmp_path):
     on_queue(tmp_path, second)
 
 
+def test_a_closed_queue_leaves_one_file(tmp_path):
+    kept = []
+
+    async def work(queue):
+        kept.append(queue)  # so that it is closed by its own close alone
+        await put(queue, message())
+
+    on_queue(tmp_path, work)
+    assert [path.name for path in tmp_path.iterdir()] == ["queue.db"]
+
+
 def test_many_callers_share_commits(tmp_path):
     async def work(queue):
         gate, begun = threading.Event(), threading.Event()
