@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from hostguard.core import outcome
 from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION
@@ -28,36 +28,24 @@ from hostguard.turns.live import Live, TurnEnded
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Offers the rows of the backlog to the gate, and does what it says."""
 
-    def __init__(
-        self,
-        backlog: Backlog,
-        gate: Gate,
-        starter: Starter,
-        live: Live,
-        ledger: Ledger,
-        run_clients: RunClients,
-        availability: Availability,
-        events: Events,
-        session_changed: Signal[SessionChanged],
-        pumped: Signal[Pumped],
-    ) -> None:
-        self.ready = False  # True once the backlog is loaded
-        self.closing = False
-        self._backlog = backlog
-        self._gate = gate
-        self._starter = starter
-        self._live = live
-        self._ledger = ledger
-        self._run_clients = run_clients
-        self._availability = availability
-        self._events = events
-        self._session_changed = session_changed
-        self._pumped = pumped
-        self._pumped_at = 0  # by the wall clock
-        self._timer: asyncio.TimerHandle | None = None
+    _backlog: Backlog
+    _gate: Gate
+    _starter: Starter
+    _live: Live
+    _ledger: Ledger
+    _run_clients: RunClients
+    _availability: Availability
+    _events: Events
+    _session_changed: Signal[SessionChanged]
+    _pumped: Signal[Pumped]
+    ready: bool = field(default=False, init=False)  # True once the backlog is loaded
+    closing: bool = field(default=False, init=False)
+    _pumped_at: int = field(default=0, init=False)  # by the wall clock
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def open(self) -> None:
         """The backlog is loaded: begin to start turns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from hostguard.core.admission import decide
@@ -33,26 +34,17 @@ class Pressure(Protocol):
         """How many turns pressure allows; None = no limit."""
 
 
+@dataclass(eq=False)
 class Gate:
     """The one place where the rule is asked."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        live: Live,
-        systemd: Systemd,
-        store: Store,
-        pressure: Pressure,
-        availability: Availability,
-        run_clients: RunClients,
-    ) -> None:
-        self._policy = policy
-        self._live = live
-        self._systemd = systemd
-        self._store = store
-        self._pressure = pressure
-        self._availability = availability
-        self._run_clients = run_clients
+    _policy: Policy
+    _live: Live
+    _systemd: Systemd
+    _store: Store
+    _pressure: Pressure
+    _availability: Availability
+    _run_clients: RunClients
 
     def host(self) -> HostView:
         """What the rule sees of the host."""

@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hostguard.core import outcome as outcome_
@@ -29,31 +29,23 @@ from hostguard.turns import exit_record
 from hostguard.turns.live import Turn
 
 
+@dataclass(eq=False)
 class Ledger:
     """Mirrors the database. Signal: `rows_stored` for each message that the end of a row brought about."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        events: Events,
-        run_clients: RunClients,
-        waiters: Waiters,
-        policy: Configured,
-        rows_stored: Signal[RowsStored],
-    ) -> None:
-        self.waiters = waiters
-        self.loaded = 0  # rows up to this id were queued before the guard was started
-        self.floor = 0  # ids up to this one belong to turns of a database that is gone
-        self.written: Counter[str] = Counter()  # bytes, by mind, of turns that ended since the guard's start
-        self._queue = queue
-        self._events = events
-        self._run_clients = run_clients
-        self._policy = policy
-        self._rows_stored = rows_stored
-        self._holds: dict[int, tuple[Hold, int]] = {}  # row -> (hold as it began, since ms)
-        self._attempts: dict[int, int] = {}  # of queued rows that failed before
-        self._expiries: list[tuple[int, int, str, str]] = []  # may be stale
-        self._expires: dict[int, int] = {}  # row -> when it expires
+    _queue: Queue
+    _events: Events
+    _run_clients: RunClients
+    waiters: Waiters
+    _policy: Configured
+    _rows_stored: Signal[RowsStored]
+    loaded: int = field(default=0, init=False)  # rows up to this id were queued before the guard was started
+    floor: int = field(default=0, init=False)  # ids up to this are of turns of a database that is gone
+    written: Counter[str] = field(default_factory=Counter, init=False)  # bytes by mind, since the start
+    _holds: dict[int, tuple[Hold, int]] = field(default_factory=dict, init=False)  # row -> first, since ms
+    _attempts: dict[int, int] = field(default_factory=dict, init=False)  # of queued rows that failed before
+    _expiries: list[tuple[int, int, str, str]] = field(default_factory=list, init=False)  # may be stale
+    _expires: dict[int, int] = field(default_factory=dict, init=False)  # row -> when it expires
 
     def remember(self, row: Delivery) -> None:
         """Note a queued row's attempts and expiry."""

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from hostguard.core import outcome, paths
@@ -42,28 +43,18 @@ STORED_S = 5.0  # for a card that stalls: the guard is needed then
 SLICE = 10_000  # rows that are added to the backlog at once: some 15 ms of the event loop
 
 
+@dataclass(eq=False)
 class Recovery:
     """Loads the queue and matches it with the live scopes."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        ledger: Ledger,
-        backlog: Backlog,
-        live: Live,
-        drivers: Drivers,
-        run_clients: RunClients,
-        policy: Configured,
-        tasks: Tasks,
-    ) -> None:
-        self._queue = queue
-        self._ledger = ledger
-        self._backlog = backlog
-        self._live = live
-        self._drivers = drivers
-        self._run_clients = run_clients
-        self._policy = policy
-        self._tasks = tasks
+    _queue: Queue
+    _ledger: Ledger
+    _backlog: Backlog
+    _live: Live
+    _drivers: Drivers
+    _run_clients: RunClients
+    _policy: Configured
+    _tasks: Tasks
 
     async def run(self) -> None:
         """Do it, once, when the queue is open and systemd's list is known. Raises Unavailable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 
 from hostguard.core import payload
 from hostguard.core.clock import AGAIN_MS
@@ -23,31 +24,20 @@ from hostguard.turns.scopes import Scopes
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Starter:
     """Starts the rows that the gate lets through."""
 
-    def __init__(
-        self,
-        policy: Configured,
-        live: Live,
-        scopes: Scopes,
-        drivers: Drivers,
-        ledger: Ledger,
-        rows: RowSource,
-        events: Events,
-        session_changed: Signal[SessionChanged],
-        tasks: Tasks,
-    ) -> None:
-        self._policy = policy
-        self._live = live
-        self._scopes = scopes
-        self._drivers = drivers
-        self._ledger = ledger
-        self._rows = rows
-        self._events = events
-        self._session_changed = session_changed
-        self._tasks = tasks
-        self._closing = False
+    _policy: Configured
+    _live: Live
+    _scopes: Scopes
+    _drivers: Drivers
+    _ledger: Ledger
+    _rows: RowSource
+    _events: Events
+    _session_changed: Signal[SessionChanged]
+    _tasks: Tasks
+    _closing: bool = field(default=False, init=False)
 
     def close(self) -> None:
         """The guard stops: a start that is cancelled from now on is left to the next guard."""

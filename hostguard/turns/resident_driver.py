@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 
 from hostguard.core import outcome, payload
 from hostguard.core.clock import AGAIN_MS, now_ms
@@ -38,42 +39,26 @@ from hostguard.turns.scopes import Scopes
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ResidentDriver:
     """Drives the turns of all resident minds."""
 
     takes_input = True
-
-    def __init__(
-        self,
-        scopes: Scopes,
-        live: Live,
-        adoption: Adoption,
-        client: MindClient,
-        availability: Availability,
-        done_tracker: DoneTracker,
-        ledger: RowLedger,
-        rows: RowSource,
-        notes: SessionNotes,
-        policy: Configured,
-        idle_watch: IdleWatch,
-        session_changed: Signal[SessionChanged],
-        redrive: Signal[Redrive],
-    ) -> None:
-        self._scopes = scopes
-        self._live = live
-        self._adoption = adoption
-        self._client = client
-        self._availability = availability
-        self._done_tracker = done_tracker
-        self._ledger = ledger
-        self._rows = rows
-        self._notes = notes
-        self._policy = policy
-        self._idle_watch = idle_watch
-        self._session_changed = session_changed
-        self._redrive = redrive
-        self._tasks = Tasks()
-        self._closing = False
+    _scopes: Scopes
+    _live: Live
+    _adoption: Adoption
+    _client: MindClient
+    _availability: Availability
+    _done_tracker: DoneTracker
+    _ledger: RowLedger
+    _rows: RowSource
+    _notes: SessionNotes
+    _policy: Configured
+    _idle_watch: IdleWatch
+    _session_changed: Signal[SessionChanged]
+    _redrive: Signal[Redrive]
+    _tasks: Tasks = field(default_factory=Tasks, init=False)
+    _closing: bool = field(default=False, init=False)
 
     async def use(self, config: Config) -> None:
         """Follow a configuration. A turn of a mind that is resident no more takes no further messages."""

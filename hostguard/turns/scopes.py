@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class LimitCheck(Protocol):
         """Read back which limits the kernel applies to a turn that is about to run."""
 
 
+@dataclass(eq=False)
 class Scopes:
     """Starts scopes, follows them, and frees their slots.
 
@@ -47,30 +49,22 @@ class Scopes:
     `unit_started` for a service that runs a mind.
     """
 
-    def __init__(
-        self,
-        live: Live,
-        systemd: Systemd,
-        forks: ForkClient,
-        limit_check: LimitCheck,
-        redrive: Signal[Redrive],
-        turn_ended: Signal[TurnEnded],
-        unit_started: Signal[UnitStarted],
-    ) -> None:
-        self.connected = False
-        self.device: str | None = None  # block device node for per-device limits
-        self.disk: str | None = None  # the kernel's name of the same
-        self._live = live
-        self._systemd = systemd
-        self._forks = forks
-        self._limit_check = limit_check
-        self._redrive = redrive
-        self._turn_ended = turn_ended
-        self._unit_started = unit_started
+    _live: Live
+    _systemd: Systemd
+    _forks: ForkClient
+    _limit_check: LimitCheck
+    _redrive: Signal[Redrive]
+    _turn_ended: Signal[TurnEnded]
+    _unit_started: Signal[UnitStarted]
+    connected: bool = field(default=False, init=False)
+    device: str | None = field(default=None, init=False)  # block device node for per-device limits
+    disk: str | None = field(default=None, init=False)  # the kernel's name of the same
+    _sweep_timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _tasks: Tasks = field(default_factory=Tasks, init=False)
+
+    def __post_init__(self) -> None:
         self._watch = cgroups.Watch(self._emptied)
-        self._reaper = ScopeReaper(systemd, self._has_processes)
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._tasks = Tasks()
+        self._reaper = ScopeReaper(self._systemd, self._has_processes)
 
     async def open(self) -> None:
         """Connect to systemd and have processes ready. Raises SystemdError, SystemdLost, OSError."""

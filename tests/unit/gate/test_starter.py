@@ -167,7 +167,7 @@ def test_a_driver_that_fails_ends_the_turn_as_failed(tmp_path, error):
         assert len(guard.live) == 0
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
         assert (now.state, now.attempts) == (State.QUEUED, 3)
-        assert "a fault of hostguard" in now.result["reason"]
+        assert "a bug in hostguard" in now.result["reason"]
         assert guard.backlog.later == 1
 
     begun(tmp_path, work)

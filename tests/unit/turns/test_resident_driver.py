@@ -206,8 +206,8 @@ def test_a_turn_begins_with_a_post_in_a_delegated_scope(driven):
     ("answer", "want", "down"),
     [
         (DOWN, Ending("down", "nobody listens", back=True), True),
-        (REFUSED, Ending("refused", "the mind did not take it: HTTP 500", failed=True), False),
-        (FAULTS[0], Ending("refused", "a fault of hostguard: ValueError('unexpected')", failed=True), False),
+        (REFUSED, Ending("refused", "the mind did not accept it: HTTP 500", failed=True), False),
+        (FAULTS[0], Ending("refused", "a bug in hostguard: ValueError('unexpected')", failed=True), False),
     ],
 )
 def test_a_turn_that_its_mind_does_not_take_is_over(driven, answer, want, down):
@@ -303,7 +303,7 @@ def test_done_ends_the_sessions_turn(driven):
         await until(lambda: parts.keeper.over)
         assert parts.left == [turn.live.unit]
         [(_, ending)] = parts.keeper.over
-        assert ending == Ending("done", "the mind said that it is done with all sessions")
+        assert ending == Ending("done", "the mind reported that it is done with all sessions")
 
     driven(work)
 
