@@ -263,7 +263,7 @@ class Daemon:
         try:
             config = await asyncio.to_thread(load)
         except ConfigError as error:
-            raise Fatal(f"the configuration cannot be used:\n{error}", EXIT_NOTCONFIGURED) from error
+            raise Fatal(f"invalid configuration:\n{error}", EXIT_NOTCONFIGURED) from error
         self._watch()
         try:
             listener = await open_queue(self.queue, self.notifier, self._stop)

@@ -46,7 +46,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         error = unknown("path", request.url.path, "see hostguard-api(7)")
     elif isinstance(error, HTTPException):
-        error = bad_request(f"{request.method} is not possible here")
+        error = bad_request(f"{request.method} is not allowed here")
     return problem(error if isinstance(error, Problem) else internal(error))
 
 

@@ -107,15 +107,15 @@ def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str |
     if mind is None:
         return f"mind must name a configured mind: {', '.join(sorted(minds)) or 'there is none'}"
     if ("cron" in table) == ("at" in table):
-        return "it has either cron or at"
+        return "it needs either cron or at"
     if ("message" in table) == ("script" in table):
-        return "it has either message or script"
+        return "it needs either message or script"
     if len(table.get("script", "").encode()) > SCRIPT_MAX:
         return f"script has more than {SCRIPT_MAX} bytes, the most that a shell can be given"
     if "script" in table and not mind.user:
         return f"{mind.name} has no user to run the script"
     if "message" in table and not (mind.command or mind.url):
-        return f"{mind.name} has no command and no url: it takes no messages"
+        return f"{mind.name} has no command and no url: it accepts no messages"
     return None
 
 

@@ -55,10 +55,10 @@ def cron_fault(text: str) -> str | None:
     if len(text) > CRON_MAX:
         return f"it has more than {CRON_MAX} characters"
     if len(text.split()) != 5:
-        return 'it has five fields, "minute hour day month weekday", such as "*/15 8-18 * * mon-fri"'
+        return 'it needs five fields, "minute hour day month weekday", such as "*/15 8-18 * * mon-fri"'
     # croniter also knows H and R, which are random: not the same after a restart.
     if not re.fullmatch(r"[0-9A-Za-z*/,# \t-]+", text) or re.search(r"(?i)(?<![a-z])[hr](?![a-z])", text):
-        return "a field holds numbers, names such as mon or jan, and * / , - # only"
+        return "a field may have only numbers, names such as mon or jan, and * / , - #"
     try:
         croniter(text, datetime(2000, 1, 1)).get_next(datetime)
     except CroniterBadDateError:

@@ -33,7 +33,7 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     if mind.asleep:
         return Hold(Reason.ASLEEP, f"{mind.name} sleeps")
     if row.not_before > now:
-        return Hold(Reason.NOT_DUE, "its time has not come")
+        return Hold(Reason.NOT_DUE, "it is not due yet")
     if not host.systemd:
         return Hold(Reason.NO_SYSTEMD, "systemd does not answer")
     if not host.writes:

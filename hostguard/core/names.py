@@ -70,9 +70,9 @@ def says(word: str, text: str) -> bool:
 
 def _space_fault(name: str) -> str | None:
     if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
-        return "a name holds no control character or line break"
+        return "a name must not contain a control character or line break"
     if name != name.strip():
-        return "a name does not begin or end with white space"
+        return "a name must not begin or end with white space"
     return None
 
 

@@ -29,7 +29,7 @@ def plan(mind: Mind, asleep: bool, routes: Routes | None, message: Message) -> P
         answer = wake_rules.on_message(message.while_sleeping, mind.wake_on, name, payload)
         if answer == "skip":
             session = message.session or MAIN_SESSION
-            return Plan(_skipped(name, session, "asleep", f"{name} slept, which it is not for"))
+            return Plan(_skipped(name, session, "asleep", f"{name} was asleep, and the message says skip"))
         wake = answer == "wake"
     if message.kind is not Kind.MESSAGE or routes is None:
         return Plan(Target(name, named(message.session or MAIN_SESSION), kind=message.kind), wake)

@@ -294,7 +294,7 @@ class Sleeper:
             if problem.code != "unavailable":
                 raise
             self._settings.restore(SLEEP.key(mind), WOKEN.key(mind), START.key(mind))
-            raise unavailable(f"the device accepts no writes; {mind} is as it was, try again") from problem
+            raise unavailable(f"the device accepts no writes; {mind} is unchanged, try again") from problem
 
 
 def _shown(time: int) -> str:

@@ -168,7 +168,7 @@ class Ledger:
             text = f"ended: {ending.reason}"
             self._report(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
             if state is State.DEAD:
-                text = f"was the last of {attempts} attempts: hostguard retry {row.id}"
+                text = f"that that was the last of {attempts} attempts: hostguard retry {row.id}"
                 self._report(Event.DEAD, row, turn_id, text, reason=ending.reason)
 
         def stored(_: object) -> None:

@@ -91,7 +91,7 @@ class Starter:
             self._put_back(turn, row)
             return
         if found is None:
-            log.warning("row %d is not queued any more; its turn is not started", row.id)
+            log.warning("row %d is no longer queued; its turn is not started", row.id)
             self._scopes.give_up(turn, Ending("dismissed", "the row is gone", back=True))
             return
         mind = self._policy.config.minds.get(row.mind)

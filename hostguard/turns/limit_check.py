@@ -50,7 +50,7 @@ class Readback:
         try:
             kernel = await asyncio.to_thread(read_kernel, device)
         except OSError as error:
-            log.warning("what the kernel offers cannot be read: %s", error)
+            log.warning("cannot read what the kernel supports: %s", error)
             kernel = Kernel(device)
         self._known = {limits: judge(limits, kernel, None) for limits in configured(config)}
         self._looked_at = {}
@@ -94,7 +94,7 @@ class Readback:
             return
         error = look.exception()
         if error is not None:
-            log.warning("what the kernel applies cannot be read: %s", error)
+            log.warning("cannot read the limits that the kernel applies: %s", error)
         elif (found := look.result()) is not None:
             into[limits] = found
             self._tell()

@@ -57,7 +57,7 @@ class TurnDriver(Protocol):
         """Take the queued rows that fold into the turn."""
 
     async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """Continue a turn that an earlier guard started. `mind` is None if it is not configured any more."""
+        """Continue a turn that an earlier guard started. `mind` is None if it is no longer configured."""
 
     def end(self, turn: Turn) -> Ending:
         """How the turn ended, now that its scope is gone. Raises OSError if that cannot be read now."""

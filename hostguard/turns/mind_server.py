@@ -163,7 +163,7 @@ class Servers:
                 if server is not None:
                     server.serving = await asyncio.to_thread(server.who_serves)
             except (SystemdError, SystemdLost, OSError) as error:
-                log.warning("the server of %s is not found: %s", mind.name, error)
+                log.warning("cannot find the server of %s: %s", mind.name, error)
             if server is None or not server.serving:
                 self._scanned[mind.url or ""] = time.monotonic()
             return server

@@ -102,7 +102,7 @@ class ResidentDriver:
         record = exit_record.read_record(turn.live.id)
         pid = record.anchor if record is not None else None
         if mind is None or mind.url is None or pid is None:
-            log.warning("%s is stopped: its mind is not a resident one any more", turn.live.unit)
+            log.warning("%s is stopped: its mind is no longer resident", turn.live.unit)
             await self._scopes.stop(turn)
             return
         try:
@@ -133,7 +133,7 @@ class ResidentDriver:
         except BaseException as error:
             if self._closing:
                 raise
-            log.exception("turn %s cannot go on", turn.live.id)
+            log.exception("turn %s cannot continue", turn.live.id)
             self.finish(turn, Ending("refused", f"a bug in hostguard: {error!r}", failed=True))
             if not isinstance(error, Exception):
                 raise

@@ -115,7 +115,7 @@ class Scopes:
                 turn.released = True
                 return True
             except OSError as error:
-                log.warning("%s is not let run: %s", turn.live.unit, error)
+                log.warning("%s cannot run: %s", turn.live.unit, error)
         stub.dismiss()  # its end follows: a turn that never ran
         return False
 

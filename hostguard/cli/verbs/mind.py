@@ -30,7 +30,7 @@ def command() -> None:
 @command.command()
 @click.argument("name")
 @click.option("--command", "line", metavar="LINE", help="The command of a turn: a program and its arguments.")
-@click.option("--url", help="The address of a resident mind's server, as http://127.0.0.1:4100.")
+@click.option("--url", help="The address of a resident mind's server, such as http://127.0.0.1:4100.")
 @click.option(
     "--volute",
     metavar="DIR",

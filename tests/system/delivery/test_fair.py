@@ -88,7 +88,7 @@ def test_case_24_why_does_it_wait(scripted: ScriptedHost) -> None:
     assert why(sent[1]) == ("session_busy", turn_a, True, 2, 1)
     assert why(sent[2]) == ("global_cap", turn_a, True, 1, 0)
     assert why(sent[3]) == ("mind_busy", turn_a, True, 3, 2)
-    assert why(later) == ("not_due", "its time has not come", True, None, None)
+    assert why(later) == ("not_due", "it is not due yet", True, None, None)
     assert scripted.row(later)["hold"] is None
     assert scripted.get("/v1/status")["due_later"] == 1
     assert "is not held: it is due in " in scripted.get(f"/v1/deliveries/{later}/why")["text"]

@@ -213,7 +213,7 @@ BAD_SCHEDULES = [
     (f'mind = "m"\ncron = "* * * * *"\nmessage = "{"x" * 1000}"\n[limits]\npayload_max = 1024', "schedules.s",
      "limits.payload_max", "could never be stored"),
     ('mind = "r"\ncron = "* * * * *"\nscript = "y"', "schedules.s", "r has no user", "who runs it?"),
-    ('mind = "guest"\ncron = "* * * * *"\nmessage = "x"', "schedules.s", "takes no messages", "to nothing"),
+    ('mind = "guest"\ncron = "* * * * *"\nmessage = "x"', "schedules.s", "accepts no messages", "to nothing"),
     ('mind = "m"\ncron = "* * * *"\nmessage = "x"', "schedules.s.cron", "five fields", "a field is missing"),
     ('mind = "m"\ncron = "60 * * * *"\nmessage = "x"', "schedules.s.cron", "allowed: minute hour",
      "no such minute"),

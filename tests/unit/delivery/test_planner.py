@@ -32,12 +32,12 @@ def skipped(outcome, reason, session="main"):
     return Target("bob", session, State.SKIPPED, result={"outcome": outcome, "reason": reason})
 
 
-ASLEEP = "bob slept, which it is not for"
+ASLEEP = "bob was asleep, and the message says skip"
 AWAKE = [
     # fields -> row
     ({"channel": "#file"}, Target("bob", f"{FILE_SESSION}/notes", kind=Kind.FILE)),
     ({"channel": "#mention", "sender": "ann"},
-     skipped("filtered", "rule 2 matches, and takes only what mentions bob")),
+     skipped("filtered", "rule 2 matches, but only for messages that mention bob")),
     ({"channel": "#mention", "sender": "ann", "content": "hi @bob"}, Target("bob", "main")),
     ({"channel": "#batch"}, Target("bob", "b", State.BATCHING, result=BATCH)),
     ({"channel": "#batch", "not_before": 5}, Target("bob", "b")),
@@ -69,7 +69,7 @@ SLEEPING = [
     ({"channel": "#none", "isDM": True}, Target("bob", "main", State.QUARANTINED), False),
     ({"channel": "#file", "isDM": True}, Target("bob", f"{FILE_SESSION}/notes", kind=Kind.FILE), False),
     ({"channel": "#mention", "isDM": True, "sender": "ann"},
-     skipped("filtered", "rule 2 matches, and takes only what mentions bob"), False),
+     skipped("filtered", "rule 2 matches, but only for messages that mention bob"), False),
     ({"channel": "#s", "whileSleeping": "skip"}, skipped("asleep", ASLEEP), False),
     ({"channel": "#s", "whileSleeping": "skip", "session": "mine"}, skipped("asleep", ASLEEP, "mine"), False),
     ({"channel": "#s", "whileSleeping": "trigger-wake"}, Target("bob", "s"), True),

@@ -65,7 +65,7 @@ class Naive:
         for id_ in sorted(self.rows):
             row = self.rows[id_]
             verdict = ask(row)
-            if verdict == Hold(Reason.NOT_DUE, "its time has not come"):
+            if verdict == Hold(Reason.NOT_DUE, "it is not due yet"):
                 continue
             if (row.mind, row.session) not in sessions and isinstance(verdict, Start):
                 return row
