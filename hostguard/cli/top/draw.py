@@ -91,9 +91,7 @@ def _above(view: View, ui: Ui, ink: Ink) -> list[Line]:
             lines.append([(f"{MARKS[bad]} {about:<9}{safe(said)}", STYLES[bad])])
     lines.append([(f"   {'device':<9}{safe(view.device)}", "")])
     if any(turn.counted == "processes" for turn in view.turns):
-        lines.append(
-            [(f"   {'bytes':<9}counted for live processes only: this kernel does not count by scope", "")]
-        )
+        lines.append([(f"   {'bytes':<9}of live processes only: this kernel does not count by scope", "")])
     lines.append([(f"   {'level':<9}", ""), *_history(view.levels, ink)])
     return lines
 

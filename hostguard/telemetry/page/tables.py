@@ -36,7 +36,7 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
                 f' aria-label="{html(label)}">Stop</button>', None,
             ))  # fmt: skip
         rows.append(cells)
-    return _table("running", "What runs now", "The live turns, oldest first.", heads, rows)
+    return _table("running", "Running turns", "The live turns, oldest first.", heads, rows)
 
 
 def waiting(status: Any, now: int) -> str:
@@ -54,7 +54,7 @@ def waiting(status: Any, now: int) -> str:
     caption = "Messages held, how long the first of them has waited, and why. None is lost."
     if len(held) > WAITING_SHOWN:
         caption += f" The first {WAITING_SHOWN} of {len(held)} minds; hostguard minds lists all."
-    return _table("waiting", "What waits now", caption, ["Mind", "Held", "For", "Why"], rows)
+    return _table("waiting", "Waiting messages", caption, ["Mind", "Held", "For", "Why"], rows)
 
 
 def minds(rows: Sequence[Any]) -> str:

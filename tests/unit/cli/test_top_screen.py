@@ -161,7 +161,7 @@ def test_rates_are_of_what_was_used_between_two_looks() -> None:
 def test_how_bytes_are_counted_is_said() -> None:
     told = stalled()
     told["live"][0]["counted"] = "processes"
-    assert "bytes    counted for live processes only" in plain(screen(seen(told), Ui(), 80, 24, ASCII))
+    assert "bytes    of live processes only" in plain(screen(seen(told), Ui(), 80, 24, ASCII))
 
 
 @pytest.mark.parametrize(
