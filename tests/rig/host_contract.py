@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from until import until  # type: ignore[import-not-found]  # for mypy it is tests.rig.until
 
 from hostguard.core.model import Limits
 from hostguard.core.units import SLICE, mind_slice, scope_properties, turn_unit
 from hostguard.linux import cgroup
 from hostguard.systemd.client import Scope
 from hostguard.systemd.dbus import SystemdError
-from tests.rig.until import until
 
 UNIT = turn_unit("m", "7")
 
