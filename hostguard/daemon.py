@@ -186,8 +186,10 @@ class Parts:
         queue, dispatcher = self.queue, self.dispatcher
         tasks = self.accepting = Tasks((Problem,))
         mind_woken = Signal[MindWoken]()
-        self.batcher = Batcher(policy, live, queue, ledger, dispatcher, tasks)
-        self.quarantine = Quarantine(policy, self.routes.get, queue, ledger, self.batcher, dispatcher, tasks)
+        self.batcher = Batcher(policy, live, queue, ledger, ledger.waiters, dispatcher, tasks)
+        self.quarantine = Quarantine(
+            policy, self.routes.get, queue, ledger, ledger.waiters, self.batcher, dispatcher, tasks
+        )
         self.held = HeldBack(self.batcher, self.quarantine)
         self.acceptor = Acceptor(
             policy, settings, self.routes.get, self.held, queue, ledger, self.backlog, self.run_clients,

@@ -24,6 +24,7 @@ from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
 from hostguard.gate.ledger import Ledger
 from hostguard.store.connection import Connection
+from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue
 from hostguard.turns.live import Live
 
@@ -52,6 +53,7 @@ class Batcher:
     _live: Live
     _queue: Queue
     _ledger: Ledger
+    _waiters: Waiters
     _dispatcher: Dispatching
     _tasks: Tasks
     _buffers: dict[Key, _Buffer] = field(default_factory=dict, init=False)
@@ -154,7 +156,7 @@ class Batcher:
         row: Delivery | None = await self._ledger.write(flush)
         self._counts[key[0]] -= len(ids)
         for id_ in ids:
-            self._ledger.waiters.tell(id_)
+            self._waiters.tell(id_)
         if row is not None:
             self._dispatcher.admit([row])
         buffer.leaving = frozenset()

@@ -25,6 +25,7 @@ from hostguard.delivery.batcher import Batcher
 from hostguard.delivery.quarantine_rows import Quarantined
 from hostguard.delivery.routes import Routes
 from hostguard.gate.ledger import Ledger
+from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Unavailable
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Quarantine:
     _routes: Callable[[str], Routes | None]
     _queue: Queue
     _ledger: Ledger
+    _waiters: Waiters
     _batcher: Batcher
     _dispatcher: Dispatching
     _tasks: Tasks
@@ -71,7 +73,7 @@ class Quarantine:
         self._counts.update(row.mind for row in rows)
         for mind, id_ in done.archived:
             self._counts[mind] -= 1
-            self._ledger.waiters.tell(id_)
+            self._waiters.tell(id_)
         for row in rows:  # the routes may have changed while it was being stored
             if self._place(row.mind, told(json.loads(raw))).state is not State.QUARANTINED:
                 self._check(row.mind)
@@ -125,7 +127,7 @@ class Quarantine:
         self._counts[mind] -= out + ended
         log.info("%s: a rule matches now: %d gated messages go out, %d do not", mind, out, ended)
         for id_ in moved.ended:
-            self._ledger.waiters.tell(id_)
+            self._waiters.tell(id_)
         for row, raw in moved.out:
             if row.state is State.BATCHING:
                 self._batcher.add(row, raw)

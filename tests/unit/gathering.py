@@ -46,7 +46,13 @@ class Host:
         parts = self.parts
         self.batcher.close()
         self.batcher = parts.held._batcher = Batcher(
-            parts.policy, parts.live, self.queue, parts.ledger, parts.dispatcher, parts.accepting
+            parts.policy,
+            parts.live,
+            self.queue,
+            parts.ledger,
+            parts.ledger.waiters,
+            parts.dispatcher,
+            parts.accepting,
         )
         await self.batcher.start()
 

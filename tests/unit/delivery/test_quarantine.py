@@ -27,7 +27,14 @@ class Host:
         self.routes = {"bob": NOTHING_MATCHES}
         self.out = []
         self.quarantine = parts.held._quarantine = Quarantine(
-            parts.policy, self.routes.get, queue, parts.ledger, parts.batcher, self, parts.accepting
+            parts.policy,
+            self.routes.get,
+            queue,
+            parts.ledger,
+            parts.ledger.waiters,
+            parts.batcher,
+            self,
+            parts.accepting,
         )
 
     def admit(self, rows):
