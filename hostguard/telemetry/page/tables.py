@@ -78,10 +78,7 @@ def minds(rows: Sequence[Any]) -> str:
         ]
         for mind in rows
     ]
-    caption = (
-        "The busiest first. Failed attempts were tried again. “-”: nothing is known, as for turns of"
-        " hostguard run."
-    )
+    caption = "The busiest first. Failed attempts were tried again. “-”: unknown, as with hostguard run."
     return _table("minds", "Minds", caption, heads, cells)
 
 

@@ -25,6 +25,13 @@ def test_the_map_has_every_package_in_the_order_of_imports() -> None:
     assert {*listed} - {"daemon"} == {path.parent.name for path in CODE.glob("*/__init__.py")}
 
 
+def test_the_map_names_the_libraries_that_one_package_uses() -> None:
+    only_in = re.search(r"^ONLY_IN = \{(.*?)\}", (ROOT / "tests/unit/test_layers.py").read_text(), re.M)
+    assert only_in is not None
+    for library in re.findall(r'"(\w+)":', only_in[1]):
+        assert library in MAP, library
+
+
 def test_the_map_fits_a_screen() -> None:
     assert len(MAP.splitlines()) <= 70
     assert max(map(len, re.findall(r"```.*?```", MAP, re.DOTALL)[0].splitlines())) <= 110
