@@ -40,7 +40,8 @@ class Host:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.go_on = asyncio.Event()
-        self.waiting = self.sent = self.ended = 0
+        self.waiting = self.sent = self.ended = self.cut = 0
+        self.pieces: list[Any] = []
         self.app = make_app(self)
 
     @on("GET", "/")
@@ -61,6 +62,10 @@ class Host:
         await self.go_on.wait()
         return PlainTextResponse("at last")
 
+    @on("POST", "/count")
+    async def count(self, request: Request) -> Response:
+        return JSONResponse(len(await request.body()))
+
     @on("GET", "/stream")
     async def stream(self, request: Request) -> Response:
         async def pieces() -> AsyncGenerator[bytes, None]:
@@ -76,11 +81,15 @@ class Host:
     @on("GET", "/big")
     async def big(self, request: Request) -> Response:
         async def pieces() -> AsyncGenerator[bytes, None]:
-            for _ in range(BIG >> 16):
-                self.sent += 1
-                yield bytes(1 << 16)
+            try:
+                for _ in range(BIG >> 16):
+                    self.sent += 1
+                    yield bytes(1 << 16)
+            finally:
+                self.cut += 1
 
-        return Stream(pieces(), "text/plain")
+        self.pieces.append(pieces())  # so that nothing but the server ends them
+        return Stream(self.pieces[-1], "text/plain")
 
     @on("GET", "/fault")
     async def fault(self, request: Request) -> Response:
@@ -435,6 +444,17 @@ def test_a_long_body_that_nobody_reads_closes_the_connection_at_once(tmp_path: P
     on_host(tmp_path, work)
 
 
+def test_a_large_body_is_read_as_it_comes(tmp_path: Path) -> None:
+    async def work(host: Host) -> None:
+        client = await host.connect()
+        for size in (1 << 20, 3, 1 << 20):
+            head = b"POST /count HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
+            assert int((await client.ask(head + bytes(size))).body) == size
+        client.close()
+
+    on_host(tmp_path, work)
+
+
 def test_http_1_0(tmp_path: Path) -> None:
     async def work(host: Host) -> None:
         client = await host.connect()
@@ -602,6 +622,22 @@ def test_a_stream_ends_when_its_client_leaves(tmp_path: Path, half: bool) -> Non
             client.close()
         await until(lambda: host.ended == 1)
         client.close()
+
+    on_host(tmp_path, work)
+
+
+def test_a_stream_that_waits_for_its_client_ends_when_that_leaves(tmp_path: Path) -> None:
+    async def work(host: Host) -> None:
+        client = await host.connect()
+        client.writer.transport.pause_reading()
+        client.writer.write(b"GET /big HTTP/1.1\r\nHost: h\r\n\r\n")
+        await until(lambda: host.sent)
+        await asyncio.sleep(0.1)
+        assert host.cut == 0
+        client.writer.write_eof()
+        await until(lambda: host.cut)
+        assert host.sent < 20
+        client.writer.transport.abort()
 
     on_host(tmp_path, work)
 
