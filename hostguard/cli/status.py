@@ -50,18 +50,12 @@ def _without_daemon() -> Any:
         scopes = live_scopes(bus)
     live = [
         {
-            "id": scope.turn,
-            "unit": scope.unit,
-            "mind": scope.mind,
-            "session": None,
-            "delivery": None,
-            "started_at": scope.started_at,
-            "state": "running" if scope.turn else "foreign",
-            "pids": scope.pids,
-            "description": scope.description,
+            "id": scope.turn, "unit": scope.unit, "mind": scope.mind, "session": None, "delivery": None,
+            "started_at": scope.started_at, "state": "running" if scope.turn else "foreign",
+            "pids": scope.pids, "description": scope.description,
         }
         for scope in scopes
-    ]
+    ]  # fmt: skip
     return {"state": "not_running", "turns": len(live), "live": live}
 
 

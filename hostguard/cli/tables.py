@@ -16,19 +16,12 @@ def mind_table(minds: list[Any], width: int | None) -> str:
     """The minds, one per line, cut to `width` columns."""
     rows = [
         (
-            mind["name"],
-            _state(mind),
-            f"{mind['live']}/{mind['cap']}",
-            _sessions(mind),
-            mind["queued"],
-            mind["held"],
-            ms(mind.get("oldest_wait_ms")),
-            _kept(mind),
-            mind.get("user"),
-            mind.get("url") or _command(mind.get("command")),
+            mind["name"], _state(mind), f"{mind['live']}/{mind['cap']}", _sessions(mind),
+            mind["queued"], mind["held"], ms(mind.get("oldest_wait_ms")), _kept(mind),
+            mind.get("user"), mind.get("url") or _command(mind.get("command")),
         )
         for mind in minds
-    ]
+    ]  # fmt: skip
     headers = (
         "NAME", "STATE", "TURNS", "SESSION", "QUEUED", "HELD", "OLDEST", "KEPT", "USER", "COMMAND OR URL",
     )  # fmt: skip
@@ -45,13 +38,11 @@ def turns_used(turns: list[Any], width: int | None) -> str:
     """The live turns with their resource use, one per line, cut to `width` columns."""
     rows = [
         (
-            *_turn(turn, turn["unit"]),
-            ms(turn.get("cpu_ms")),
-            size(turn.get("read_bytes")),
-            size(turn.get("write_bytes")),
+            *_turn(turn, turn["unit"]), ms(turn.get("cpu_ms")),
+            size(turn.get("read_bytes")), size(turn.get("write_bytes")),
         )
         for turn in turns
-    ]
+    ]  # fmt: skip
     return table(("TURN", "MIND", "SESSION", "STATE", "RUNS", "CPU", "READ", "WRITTEN"), rows, width)
 
 
@@ -70,15 +61,11 @@ def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
     now = round(time() * 1000)
     rows = [
         (
-            mind["name"],
-            _state(mind),
-            f"{mind['live']}/{mind['cap']}",
-            mind["held"],
-            waits(mind, status, now),
-            hold_text(mind.get("hold"), mind["name"]),
+            mind["name"], _state(mind), f"{mind['live']}/{mind['cap']}", mind["held"],
+            waits(mind, status, now), hold_text(mind.get("hold"), mind["name"]),
         )
         for mind in minds
-    ]
+    ]  # fmt: skip
     return table(("MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY"), rows, width)
 
 

@@ -67,12 +67,8 @@ def run(
 
 def _send(to: str, session: str, not_before: int | None = None) -> list[dict[str, Any]]:
     body = {
-        "to": to,
-        "content": "hostguard demo",
-        "session": session,
-        "sender": "demo",
-        "not_before": not_before,
-    }
+        "to": to, "content": "hostguard demo", "session": session, "sender": "demo", "not_before": not_before,
+    }  # fmt: skip
     rows: list[dict[str, Any]] = client.call("POST", "/v1/deliveries", body=body)["deliveries"]
     return rows
 

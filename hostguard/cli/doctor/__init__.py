@@ -60,18 +60,9 @@ def this_host() -> Host:
     status, fault = _status()
     denied = bool(fault) and not os.access(paths.SOCKET, os.W_OK)
     return Host(
-        ROOT,
-        device,
-        read_kernel(device),
-        config,
-        faults,
-        _systemd(),
-        status,
-        fault,
-        denied,
-        _free(),
-        paths.USER,
-    )
+        ROOT, device, read_kernel(device), config, faults,
+        _systemd(), status, fault, denied, _free(), paths.USER,
+    )  # fmt: skip
 
 
 def _status() -> tuple[Any, str]:

@@ -135,20 +135,12 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
 
     cpu = rate("cpu_ms")
     return TurnRow(
-        turn["id"],
-        turn["unit"],
-        turn["mind"],
-        turn["session"],
+        turn["id"], turn["unit"], turn["mind"], turn["session"],
         "stopping" if turn["stopping"] else turn["state"],
         max(0, at - turn["started_at"]) / 1000 if turn["started_at"] else None,
-        None if cpu is None else cpu / 10,
-        turn["cpu_ms"],
-        rate("read_bytes"),
-        rate("write_bytes"),
-        turn["read_bytes"],
-        turn["write_bytes"],
-        turn["counted"],
-    )
+        None if cpu is None else cpu / 10, turn["cpu_ms"],
+        rate("read_bytes"), rate("write_bytes"), turn["read_bytes"], turn["write_bytes"], turn["counted"],
+    )  # fmt: skip
 
 
 def _mind(mind: Any, status: Any, at: int) -> MindRow:

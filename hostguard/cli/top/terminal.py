@@ -30,13 +30,9 @@ CODES = {
     curses.KEY_BACKSPACE: "\x7f",
 }
 ATTRIBUTES = {
-    "": 0,
-    "title": curses.A_BOLD,
-    "head": curses.A_BOLD,
-    "chosen": curses.A_REVERSE,
-    "warn": 0,
-    "bad": curses.A_BOLD,
-}
+    "": 0, "title": curses.A_BOLD, "head": curses.A_BOLD, "chosen": curses.A_REVERSE,
+    "warn": 0, "bad": curses.A_BOLD,
+}  # fmt: skip
 COLOURS = {"warn": curses.COLOR_YELLOW, "bad": curses.COLOR_RED}
 
 

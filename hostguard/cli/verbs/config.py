@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hostguard.cli.errors import FAILED, CliError
-from hostguard.cli.render import to_json
+from hostguard.cli.options import json_option, show
 from hostguard.config import dump
 from hostguard.config import load as config
 from hostguard.config.toml import KeyPath, dotted, toml_value
@@ -23,38 +23,34 @@ def command() -> None:
 
 @command.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "json_", is_flag=True, help="Print JSON.")
-@click.pass_context
-def check(ctx: click.Context, file: Path | None, json_: bool) -> None:
+@json_option
+def check(file: Path | None, as_json: bool) -> int:
     """Check the host's configuration, or only FILE, and list every error.
 
     \b
     Example: hostguard config check ./hostguard.toml
     """
     problems: tuple[str, ...] = ()
+    result = []
     try:
         found = config.load([file] if file else None)
         sources = found.sources
+        counts = [_count(found.minds, "mind"), _count(found.channels, "channel")]
+        counts += [_count(found.schedules, "schedule")] if found.schedules else []
+        result = [*([] if sources else ["no file: the defaults apply"]), f"ok: {', '.join(counts)}"]
     except config.ConfigError as error:
         sources, problems = error.sources, error.problems
-    if json_:
-        click.echo(to_json({"ok": not problems, "sources": sources, "problems": problems}))
-        ctx.exit(FAILED if problems else 0)
-    for source in sources:
-        click.echo(f"read {safe(source)}")
-    if problems:
-        raise CliError("\n".join(problems))
-    if not sources:
-        click.echo("no file: the defaults apply")
-    counts = [_count(found.minds, "mind"), _count(found.channels, "channel")]
-    if found.schedules:
-        counts.append(_count(found.schedules, "schedule"))
-    click.echo(f"ok: {', '.join(counts)}")
+    text = "\n".join([*(f"read {safe(source)}" for source in sources), *result])
+    if text or as_json:
+        show({"ok": not problems, "sources": sources, "problems": problems}, as_json, text)
+    if problems and not as_json:
+        CliError("\n".join(problems)).show()
+    return FAILED if problems else 0
 
 
-@command.command()
-@click.option("--json", "json_", is_flag=True, help="Print JSON.")
-def show(json_: bool) -> None:
+@command.command("show")
+@json_option
+def show_(as_json: bool) -> None:
     """Show the configuration in effect and the source of each value.
 
     \b
@@ -65,14 +61,8 @@ def show(json_: bool) -> None:
     except config.ConfigError as error:
         raise CliError(str(error)) from None
     values = dump.as_dict(loaded.config, secrets=True)
-    if json_:
-        click.echo(to_json({**values, "sources": loaded.config.sources}))
-        return
-
-    def origin(path: KeyPath) -> str:
-        return safe(loaded.origin.get(path, "default"))
-
-    click.echo("\n".join(toml_lines(values, origin)).strip())
+    lines = toml_lines(values, lambda path: safe(loaded.origin.get(path, "default")))
+    show({**values, "sources": loaded.config.sources}, as_json, "\n".join(lines).strip())
 
 
 def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: KeyPath = ()) -> Iterator[str]:
