@@ -1,0 +1,5 @@
+"""python3 -m hostguard.daemon."""
+
+from hostguard.daemon import main
+
+main()
