@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from hostguard.core import outcome
 from hostguard.core.clock import now_ms
@@ -20,19 +20,13 @@ from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy
 from hostguard.pressure.monitor import Monitor
 from hostguard.turns.live import Live, Phase, Turn
+from hostguard.turns.scopes import Scopes
 
 Json = dict[str, Any]
 
 # Reading one takes some 0.1 ms of the event loop, during which everything else waits.
 USAGES = 64
 NOTHING = Usage(None, None, None, None)
-
-
-class Scopes(Protocol):
-    """Knows what turns have used."""
-
-    def usage(self, turn: Turn) -> Usage:
-        """What a live turn has used so far."""
 
 
 class Views:

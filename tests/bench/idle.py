@@ -1,8 +1,8 @@
-"""What a daemon that has nothing to do writes, burns and holds.
+"""The bytes that an idle daemon writes, the CPU it uses, and its memory.
 
-Its state is on a card of its own, so that the card's own counters show every byte, whoever wrote it. It has run
-a turn before, and is left alone until what that turn wrote has reached the card. Beside it, in the same minute:
-a Python that sleeps, which is the least that a Python daemon can hold, task-spooler's server and journald.
+Its state is on a card of its own, whose counters show every byte, whoever wrote it. It has run a turn before, and
+the measurement begins when what that turn wrote has reached the card. For comparison, in the same minute: a
+Python that sleeps (the least that a Python daemon can take), task-spooler's server and journald.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTLE_S = 3
 
 @dataclass(frozen=True)
 class Used:
-    """What a process has used so far. Of a process that may not be read, nothing is shown."""
+    """What a process has used so far."""
 
     written: int  # bytes that it sent to storage
     cpu_ms: float
@@ -60,7 +60,7 @@ def memory(pid: int) -> tuple[float, float]:
 
 
 def watch(daemon: common.Daemon) -> dict[str, int]:
-    """The processes to look at, after one turn."""
+    """The processes to measure, after one turn."""
     caller = common.RunClient()
     row = caller.ask("POST", "/v1/deliveries", {"to": "@bench", "content": "go"})["deliveries"][0]
     assert caller.ask("GET", f"/v1/deliveries/{row['id']}?wait_s=10")["state"] == "done"
@@ -106,7 +106,7 @@ def main() -> None:
                 f"  {rss:>8.1f}  {pss:>8.1f}"
             )
     print(f"the card itself took {card_after - card_before} bytes")
-    print("aim: 0 bytes written; hostguardd under 45 MiB RSS")
+    print("aim: 0 bytes written; hostguardd at most 48 MiB RSS")
     sleeper.kill()
     sleeper.wait()
 
