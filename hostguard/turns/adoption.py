@@ -1,10 +1,10 @@
-"""The session processes of resident minds: which turn's scope each is in, and the way home.
+"""Moves the session processes of resident minds into the scopes of their turns, and back.
 
-A mind's server runs in a cgroup of its own, its home, and is never moved. The processes that do the work of
-a session are its children. While a session has a turn they are in the turn's scope, so that its limits bind
-them, and what they start is born there; then they go home. Nothing tells of a new process in a cgroup (the
-kernel's proc connector is not there in a container), so home is looked at: soon after a message was posted,
-whenever the mind tells something, and once a second.
+A mind's server runs in its own cgroup, its home, and is never moved. Its children do the work of a session.
+While the session has a turn, they are in the turn's scope, so that its limits apply to them and to processes
+that they start. Afterwards they return home. No event reports a new process in a cgroup (the kernel's proc
+connector does not work in a container), so the guard scans the home: soon after a POST, at each report of the
+mind, and once a second.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 
 LOOKS_S = (0.0, 0.02, 0.06, 0.15, 0.4)  # after a POST; then every EVERY_S
 EVERY_S = 1.0
-HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: look again
-FREEZE_TRY = 3  # one that does nothing but fork and leave is never caught running
-FORGET_MIN = 100  # processes that are remembered before one looks which are dead
-AGAIN_S = 1.0  # systemd does not answer, or no descriptor is free: the way home is tried again
-BUSY = 0.01  # of one CPU: a process that only waits uses less
+HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: scan again
+FREEZE_TRY = 3  # a process that only forks and exits is never seen running
+FORGET_MIN = 100  # remembered processes before dead ones are removed
+AGAIN_S = 1.0  # between attempts to move processes back: systemd does not answer, or no descriptor is free
+BUSY = 0.01  # of one CPU: a waiting process uses less
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a scope's processes had used at a time: time.monotonic(), seconds of CPU, bytes of storage."""
+    """Use of a scope's processes at a time: time.monotonic(), seconds of CPU, bytes of storage."""
 
     at: float
     cpu_s: float
@@ -53,7 +53,7 @@ class Seen:
 
 @dataclass(eq=False)
 class Visit:
-    """A turn's scope: the session's processes are, or will be, in it."""
+    """The scope of a turn, into which the session's processes are moved."""
 
     unit: str
     mind: Mind
@@ -61,8 +61,8 @@ class Visit:
     anchor: int
     scope: Path
     server: Server | None = None
-    adopted: bool = False  # some process was in it, beside the anchor
-    refused: bool = False  # systemd did not move a process, which is told once
+    adopted: bool = False  # it had a process other than the anchor
+    refused: bool = False  # systemd refused to move a process; logged once
     looks: int = 0
     looked: float = -1.0  # time.monotonic()
     timer: asyncio.TimerHandle | None = None
@@ -75,13 +75,13 @@ class Visit:
         return self.mind.name, self.session
 
     def guests(self) -> list[int]:
-        """Processes in the scope, or below it, beside the anchor."""
+        """Processes in the scope or below it, except the anchor."""
         folders = [Path(folder) for folder, _, _ in os.walk(self.scope)]
         return [pid for folder in folders for pid in members(folder) if pid != self.anchor]
 
 
 class Adoption:
-    """Moves the processes of sessions. `cgroup` gives the folder of a unit of a mind."""
+    """Moves the processes of sessions. `cgroup` returns the cgroup folder of a mind's unit."""
 
     def __init__(
         self, systemd: Systemd, cgroup: Callable[[str, str], Path], mind_died: Signal[MindDied]
@@ -90,7 +90,7 @@ class Adoption:
         self._cgroup = cgroup
         self._servers = Servers(systemd, lambda mind: mind_died.send(MindDied(mind)))
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
-        self._sessions = process_sessions.load()  # the mind and session that each process works for
+        self._sessions = process_sessions.load()  # the mind and session of each process
         self._kept = dict(self._sessions)
         self._keeping = asyncio.Lock()
         self._forget_at = FORGET_MIN  # processes
@@ -99,32 +99,32 @@ class Adoption:
     # -- a turn
 
     async def begin(self, unit: str, mind: Mind, session: str, anchor: int) -> None:
-        """Adopt the session's processes into the scope, and go on looking for more until `end`.
+        """Move the session's processes into the scope, and scan for more until `end`.
 
-        The scope may be one that an earlier guard filled.
+        An earlier guard may have moved some already.
         """
         visit = Visit(unit, mind, session, anchor, self._cgroup(unit, mind.name))
-        self._visits.pop(unit, None)  # one that was tried again is the youngest, too
+        self._visits.pop(unit, None)  # a retried turn is the youngest, too
         self._visits[unit] = visit
         await self._adopt(visit)
 
     def look(self, mind: str) -> None:
-        """Look for new processes of the mind now; not more often than the second look follows the first."""
+        """Scan for new processes of the mind now, at a limited rate."""
         for visit in self._visits.values():
             if visit.mind.name == mind:
                 visit.looks = 0
                 self._look_in(visit, max(LOOKS_S[0], visit.looked + LOOKS_S[1] - time.monotonic()))
 
     async def end(self, unit: str) -> list[int]:
-        """Move the scope's processes home and end its anchor; the processes that could not be moved."""
+        """Move the scope's processes home and end its anchor. Returns those that could not be moved."""
         visit = self._visits.pop(unit, None)
         if visit is None:
             return []
         if visit.timer is not None:
             visit.timer.cancel()
-        async with visit.moving:  # what is being adopted is in the scope by then
+        async with visit.moving:  # a move that is under way has ended by then
             left = await self._send_home(visit)
-        # One that is given up would have its slot for ever.
+        # If this gave up, the slot would never come free.
         while not _kill(visit.anchor, visit.scope):  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
         self._forget_dead()
@@ -134,10 +134,10 @@ class Adoption:
     # -- how busy
 
     def idle_ms(self, unit: str) -> int:
-        """ms since the turn's processes did something, as far as can be seen between two askings.
+        """Ms for which the turn's processes have been idle, measured between two calls.
 
-        They do if they use more than BUSY of a CPU, read from or write to storage, or wait for it: on a card
-        that is stalled a process at work uses no CPU at all.
+        They are busy if they use more than BUSY of a CPU, read from or write to storage, or wait for it: on a
+        stalled card a working process uses no CPU.
         """
         visit = self._visits.get(unit)
         if visit is None:
@@ -151,7 +151,7 @@ class Adoption:
         return int((now - last.at) * 1000)
 
     def stood_still(self, unit: str, seconds: float) -> None:
-        """The turn's processes could not do anything for so long."""
+        """Do not count the seconds for which the turn's processes were frozen."""
         visit = self._visits.get(unit)
         if visit is not None and visit.last is not None:
             visit.last = replace(visit.last, at=min(visit.last.at + seconds, time.monotonic()))
@@ -164,7 +164,7 @@ class Adoption:
         return used
 
     def deserted(self, unit: str) -> bool:
-        """Whether the scope had processes, and has none but the anchor now."""
+        """True if the scope had processes, and now has only the anchor."""
         visit = self._visits.get(unit)
         return visit is not None and visit.adopted and not visit.guests()
 
@@ -179,7 +179,7 @@ class Adoption:
         visit.timer = None
         if self._visits.get(visit.unit) is not visit:
             return
-        if not populated(visit.scope):  # the turn ended without us: its scope was stopped
+        if not populated(visit.scope):  # the scope was stopped from outside
             del self._visits[visit.unit]
             self._forget_dead()
         elif not visit.moving.locked():
@@ -208,7 +208,7 @@ class Adoption:
             self._look_in(visit, due)
 
     def _wanted(self, visit: Visit, server: Server) -> list[int]:
-        """Processes at home that belong in the scope: the session's, and new ones if no turn is younger."""
+        """Processes at home for this scope: the session's, and new ones if no turn is younger."""
         self._visits = {unit: at for unit, at in self._visits.items() if at is visit or populated(at.scope)}
         name = visit.mind.name
         youngest = [other for other in self._visits.values() if other.mind.name == name][-1:]
@@ -224,7 +224,7 @@ class Adoption:
         return wanted
 
     def _works_for(self, found: Process, server: Server) -> tuple[str, str] | None:
-        """The mind and session that the process is known to work for, or the process that started it."""
+        """The mind and session of the process, or of the process that started it, if known."""
         if found in self._sessions:
             return self._sessions[found]
         started_by = (self._sessions.get(above) for above in server.ancestors(found))
@@ -233,7 +233,7 @@ class Adoption:
     # -- the way home
 
     async def _send_home(self, visit: Visit) -> list[int]:
-        """The processes that are left in the scope, beside the anchor."""
+        """Move the scope's processes home. Returns those left in the scope, except the anchor."""
         server, tries = visit.server or await self._servers.find(visit.mind), 0
         while (guests := visit.guests()) and tries < HOME_TRIES:
             self._learn(visit)
@@ -245,16 +245,16 @@ class Adoption:
             if tries == FREEZE_TRY:
                 await asyncio.to_thread(_freeze, visit.scope, True)
             try:
-                await server.take_home(self._systemd, ours)  # who leaves a frozen scope thaws
+                await server.take_home(self._systemd, ours)  # a process that leaves a frozen scope is thawed
                 tries += 1
-            except SystemdLost:  # the turn goes on until systemd is back
+            except SystemdLost:  # the turn lasts until systemd is back
                 await asyncio.sleep(AGAIN_S)
         if guests and tries >= FREEZE_TRY:
             await asyncio.to_thread(_freeze, visit.scope, False)
         return visit.guests()
 
     def _learn(self, visit: Visit) -> None:
-        """What is in the scope works for its session, also what was born there."""
+        """Note that the processes in the scope, including new ones, work for its session."""
         for pid in visit.guests():
             found = process(pid)
             if found is not None:
@@ -278,7 +278,7 @@ class Adoption:
                 log.warning("the sessions of processes are not saved: %s", error)
 
     def close(self) -> None:
-        """Follow nothing any more. Processes stay where they are."""
+        """Stop scanning. Processes stay where they are."""
         for visit in self._visits.values():
             if visit.timer is not None:
                 visit.timer.cancel()
@@ -291,7 +291,7 @@ def _freeze(scope: Path, frozen: bool) -> None:
 
 
 def _kill(anchor: int, scope: Path) -> bool:
-    """End the anchor, if it is what has its pid. False if that cannot be told now: no descriptor is free."""
+    """End the anchor, if its pid is still its own. False if that is unknown because no descriptor is free."""
     try:
         pidfd = os.pidfd_open(anchor)
         try:

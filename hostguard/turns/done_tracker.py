@@ -1,6 +1,6 @@
-"""Which `done` may be an earlier one that the mind tries again, and when one is answered.
+"""Recognizes `done` events that may be retries, and delays answers until the ends are stored.
 
-A mind tries a `done` again only if it got no answer (volute.md), and seldom says which turn it is about.
+A mind retries a `done` only if it got no answer (volute.md), and seldom names the turn.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from dataclasses import dataclass
 from hostguard.store.waiters import Waiters
 from hostguard.turns.live import Turn
 
-REPEAT_S = 2.0  # volute.md: a mind tries its done three times, 0.5 s and 1 s apart
-STORED_S = 2.0  # a mind is not kept waiting for longer by a card that stalls
+REPEAT_S = 2.0  # volute.md: a mind sends its done three times, 0.5 s and 1 s apart
+STORED_S = 2.0  # a stalled card delays the answer to a mind no longer
 
 
 @dataclass(slots=True)
 class Done:
-    """A `done` that ended a turn, that of `row`; `at` is time.monotonic()."""
+    """A `done` that ended the turn of `row`; `at` is time.monotonic()."""
 
     at: float
     message_id: str | None
     row: int
-    answered: bool = False  # the mind was there to hear the answer
-    to_come: bool = False  # the turn was ended from outside, and the mind may yet tell that it is over
+    answered: bool = False  # the mind was still connected for the answer
+    to_come: bool = False  # the turn was ended from outside; the mind may still report its end
 
     @property
     def recent(self) -> bool:
-        """Whether the mind may still be trying it."""
+        """True if the mind may still be retrying it."""
         return time.monotonic() - self.at < REPEAT_S
 
     def repeated(self, message_id: str | None) -> bool:
-        """Whether another one with this id is the same."""
+        """True if another `done` with this id is a retry of this one."""
         return message_id is not None and message_id == self.message_id
 
     def may_be(self, message_id: str | None, told: bool) -> bool:
-        """Whether another one may be the same. `told`: the turn it would end has told something.
+        """True if another `done` may be a retry. `told`: the turn that it would end has reported something.
 
-        A mind that tells twice of one turn, and got an answer, does so before it tells of the next one.
+        A mind that got an answer repeats a `done` only before it reports anything of the next turn.
         """
         known = not self.to_come and (message_id is not None or (told and self.answered))
         return self.recent and not known
 
 
 class DoneTracker:
-    """The last one of each session, and of all sessions of a mind at once (None), while it matters."""
+    """The last `done` of each session, and of all sessions of a mind (None), while retries may come."""
 
     def __init__(self, waiters: Waiters) -> None:
         self._waiters = waiters
         self._last: dict[tuple[str, str | None], Done] = {}
 
     def before(self, turn: Turn, session: str | None) -> list[Done]:
-        """Those before the turn began that one for this session, or for all, may be, tried again."""
+        """Earlier `done` events, from before the turn began, that this one may be a retry of."""
         mind, sessions = turn.live.mind, {turn.live.session, session}
         found = (self._last.get((mind, one)) for one in sessions)
         return [done for done in found if done is not None and done.at <= turn.admitted]
 
     def note(self, turn: Turn, session: str | None, message_id: str | None) -> Done:
-        """The turn ends by a `done` for its session, or for all, to be marked as answered when that is so."""
+        """Remember a `done` that ends the turn. The caller marks it as answered."""
         return self._note(turn, {turn.live.session, session}, message_id)
 
     def expect(self, turn: Turn) -> None:
-        """The turn was stopped or killed: the mind that sees it may tell that it is done, a little later."""
+        """The turn was stopped or killed: the mind may notice, and report `done` a little later."""
         self._note(turn, {turn.live.session, None}, None).to_come = True
 
     def _note(self, turn: Turn, sessions: set[str | None], message_id: str | None) -> Done:

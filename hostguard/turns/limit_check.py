@@ -1,7 +1,7 @@
-"""Reads back what the kernel applies to turns, and keeps what is known of each limit.
+"""Reads back the limits that the kernel applies to turns, and keeps a verdict on each limit.
 
-Read is the first turn with each set of limits, while its process still waits, and then one a minute: the
-scheduler may be changed, or a slice by hand. And hostguard.slice, each time that it is tightened.
+It reads the first turn with each set of limits, while its process still waits, and then one turn a minute,
+because the scheduler or a slice may be changed by hand; and hostguard.slice each time that it is throttled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hostguard.telemetry.events import Event, Events
 log = logging.getLogger(__name__)
 
 AGAIN_S = 60.0
-LOOK_S = 0.5  # a turn waits no longer: the disk's files hang while its scheduler is changed and it stalls
+LOOK_S = 0.5  # a turn waits no longer: reads of sysfs hang while the scheduler of a stalled disk is changed
 
 
 class Readback:
-    """What is known of the limits that are configured."""
+    """Keeps the verdicts on the configured limits."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -40,12 +40,12 @@ class Readback:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """One for each configured limit: where minds differ, the worst."""
+        """One verdict for each configured limit; if minds differ, the worst."""
         turns = worst(verdict for known in self._known.values() for verdict in known)
         return turns + [_of_slice(verdict) for known in self._slice.values() for verdict in known]
 
     async def configure(self, config: Config, device: Device) -> None:
-        """Follow a new configuration: what cannot work on this host is known before a turn runs."""
+        """Follow a new configuration. Limits that cannot work on this host are known before a turn runs."""
         self._device = device
         try:
             kernel = await asyncio.to_thread(read_kernel, device)
@@ -59,7 +59,7 @@ class Readback:
         self._tell()
 
     async def look(self, cgroup: Path, limits: Limits) -> None:
-        """Read a turn back that is about to run, if it is time to."""
+        """Read back the limits of a turn that is about to run, if a check is due."""
         now = time.monotonic()
         if limits not in self._known or now - self._looked_at.get(limits, -AGAIN_S) < AGAIN_S:
             return
@@ -100,7 +100,7 @@ class Readback:
             self._tell()
 
     def _tell(self) -> None:
-        """Say each change of a label once; of limits that are enforced from the start, nothing."""
+        """Report each change of a label once; limits that are enforced from the start are not reported."""
         labels = {verdict.limit: verdict for verdict in self.verdicts}
         for limit, verdict in labels.items():
             if verdict.label in (self._told.get(limit, Label.ENFORCED), Label.UNKNOWN):

@@ -1,4 +1,4 @@
-"""The guard's HTTP client for resident minds: one POST, and what came of it."""
+"""The guard's HTTP client for resident minds: sends one POST and classifies the answer."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from hostguard.core.model import Delivery, Mind
 if TYPE_CHECKING:
     import httpx
 
-# volute.md: what a mind of today is given by its own daemon, from the connection to the answer's head.
+# volute.md: Volute's daemon allows a mind this long, from the connection to the head of the answer.
 POST_S = 120.0
-BODY_S = 5.0  # for the answer's body, which only tells why
-CONNECT_S = 5.0  # loopback: longer, and the host itself is stuck
+BODY_S = 5.0  # for the body of the answer, which only has the reason
+CONNECT_S = 5.0  # on loopback, only a stuck host takes longer
 REPLY_MAX = 64 << 10  # bytes of an answer that are read
-# What httpx would import, on the event loop, when it first connects: by its version the one or the other.
+# Modules that httpx would import on the event loop when it first connects; one of them, by its version.
 LATE = ("httpcore.backends.asyncio", "httpcore._backends.anyio", "anyio._backends._asyncio")
 
 
 class Outcome(StrEnum):
-    """What came of a POST."""
+    """The outcome of a POST."""
 
     TAKEN = "taken"
-    REFUSED = "refused"  # an answer that is no success, or none: the attempt counts
-    DOWN = "down"  # nobody listens: no failure of the message
+    REFUSED = "refused"  # no success, or no answer: the attempt counts
+    DOWN = "down"  # no server listens: not a failure of the message
 
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """The outcome, and why in words."""
+    """The outcome, and the reason in words."""
 
     outcome: Outcome
     text: str = ""
 
 
 def key(row: Delivery) -> str:
-    """The Idempotency-Key of a row: the same at each attempt, and of no other row, even in a new database."""
+    """The Idempotency-Key of a row: the same for each attempt, and unique even across databases."""
     return f"hostguard-{row.id}-{row.created_at}"
 
 
 class MindClient:
-    """One client for all minds, from when `open` is called."""
+    """One client for all minds, ready once `open` was called."""
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
 
     def open(self) -> None:
-        """Have the client ready. httpx costs 65 ms and 7 MB: only a host with a resident mind pays them.
+        """Create the client. httpx costs 65 ms and 7 MB, so only a host with a resident mind pays them.
 
         Blocks: reads modules from the disk.
         """
@@ -67,13 +67,13 @@ class MindClient:
         self._client = httpx.AsyncClient(
             verify=False,  # noqa: S501  # minds have http only: no certificates to read
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            # No connection is kept: one that the mind closed meanwhile could not be told from a lost answer.
+            # No connection is kept: one that the mind closed meanwhile would look like a lost answer.
             limits=httpx.Limits(max_keepalive_connections=0),
             trust_env=False,
         )
 
     async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
-        """POST the message. Raises nothing, whatever the mind's URL or answer is like."""
+        """POST the message. Never raises, whatever the mind's URL or answer."""
         import httpx
 
         self.open()
@@ -87,9 +87,9 @@ class MindClient:
         try:
             request = self._client.build_request("POST", f"{mind.url}/message", content=raw, headers=headers)
             # Not asyncio.timeout: anyio 3, after a slow connect, leaves a cancellation of its own counted in
-            # the task, which that takes for somebody else's.
+            # the task, which it takes for a cancellation by others.
             answer = await asyncio.wait_for(self._client.send(request, stream=True), POST_S)
-            async with aclosing(answer):  # its status tells what came of it, whatever becomes of the body
+            async with aclosing(answer):  # the status decides, even if the body is lost
                 said = await _start_of(answer)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return Posted(Outcome.DOWN, f"{mind.url} accepts no connections ({error})")
@@ -110,7 +110,7 @@ class MindClient:
 
 
 async def _start_of(answer: httpx.Response) -> str:
-    """The body's first words, as far as they come within BODY_S."""
+    """The beginning of the body, as far as it arrives within BODY_S."""
     import httpx
 
     raw = bytearray()

@@ -1,8 +1,8 @@
-"""The servers of resident minds: which process each is, the cgroup that is its home, and its death.
+"""The servers of resident minds: the process of each, its home cgroup, and its death.
 
-A server is the main process of the mind's unit, or, for a mind without one, the process that listens on its
-port. The main process may only have started the one that listens, or one of several that do: none of them is
-ever moved. Finding who listens reads processes' descriptors: it is done in a thread, and seldom.
+A server is the main process of the mind's unit or, for a mind without one, the process that listens on its
+port. The main process may have started one or several listening processes: none of them is ever moved.
+Finding the listening process reads descriptors of processes, so it runs in a thread, and seldom.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hostguard.systemd.dbus import SystemdError, SystemdLost
 
 log = logging.getLogger(__name__)
 
-SCAN_S = 2.0  # a port on which nobody listened is not looked up again sooner
-DEPTH_MAX = 64  # generations between the server and a process of its
+SCAN_S = 2.0  # between two searches for the listener of a port
+DEPTH_MAX = 64  # generations between the server and its descendant
 
 
 @dataclass(eq=False)
@@ -42,28 +42,28 @@ class Server:
     # Those that take its connections and the processes above them, when it was first seen to take some: what
     # is forked later may have the socket too, and yet work for a session.
     serving: frozenset[Process] = frozenset()
-    strangers: set[int] = field(default_factory=set)  # at home, and not the mind's
+    strangers: set[int] = field(default_factory=set)  # processes at home that are not the mind's
 
     def alive(self) -> bool:
-        """Whether it is still that process."""
+        """True if the pid still belongs to this process."""
         return process(self.process.pid) == self.process
 
     def serves(self, mind: Mind) -> bool:
-        """Whether the mind is still configured to have this server."""
+        """True if the mind is still configured with this server."""
         return (mind.unit, mind.url) == (self.mind.unit, self.mind.url)
 
     def had(self, known: Process) -> bool:
-        """Whether the process can be its own: an older one was an earlier server's."""
+        """True if the process may belong to this server: an older process belonged to an earlier one."""
         return known.started >= self.process.started
 
     def workers(self, known: Callable[[Process], bool]) -> list[Process]:
-        """The mind's processes at home, without the server; `known` tells whether one was the mind's before.
+        """The mind's processes at home, except the server; `known` says which were the mind's before.
 
-        A mind has none of another user. One that its parent left is the mind's only if it was seen before,
-        or if it is in the mind's unit. There are none as long as it is not known which of them serve.
+        Processes of another user are not the mind's. An orphan is the mind's only if it was known before
+        or is in the mind's unit. The result is empty while the listening processes are unknown.
         """
         home = set(members(self.home)) if self.serving else set()
-        self.strangers &= home  # a pid that is used again between two looks is taken for the earlier one
+        self.strangers &= home  # a pid reused between two scans is taken for the earlier process
         found = []
         for pid in home - self.strangers - {self.process.pid, os.getpid()}:
             worker = process(pid)
@@ -77,12 +77,12 @@ class Server:
         return found
 
     def who_serves(self) -> frozenset[Process]:
-        """Which processes at home take connections, with those above them."""
+        """The processes at home that accept connections, and their ancestors."""
         found = [process(pid) for pid in listeners(self.mind.url or "", members(self.home))]
         return frozenset(p for known in found if known is not None for p in (known, *self.ancestors(known)))
 
     def ancestors(self, known: Process) -> Iterable[Process]:
-        """Its parent, that one's parent and so on, the server last if it descends from that."""
+        """The ancestors of a process, nearest first, up to the server if it descends from it."""
         for _ in range(DEPTH_MAX):
             above = process(known.parent) if known.parent > 1 else None
             if above is None:
@@ -93,7 +93,7 @@ class Server:
             known = above
 
     async def take_home(self, systemd: Systemd, pids: list[int]) -> None:
-        """Move processes into its home, as far as that can be done. Raises SystemdLost."""
+        """Move processes into its home, as far as possible. Raises SystemdLost."""
         unit = unit_of_cgroup(_path(self.home), systemd.control_group)
         if unit is not None:
             with suppress(SystemdError):  # it is not delegated
@@ -108,11 +108,11 @@ class Server:
 
 
 async def attach(systemd: Systemd, unit: str, pids: list[int], below: str = "") -> None:
-    """Move processes into a unit, those that are gone left out. Raises SystemdError, SystemdLost."""
+    """Move the processes that are alive into a unit. Raises SystemdError, SystemdLost."""
     try:
         await systemd.attach(unit, pids, below)
     except SystemdError:
-        for pid in pids:  # one that is gone keeps all the others
+        for pid in pids:  # one dead process would keep all others from being moved
             try:
                 await systemd.attach(unit, [pid], below)
             except SystemdError:
@@ -121,25 +121,25 @@ async def attach(systemd: Systemd, unit: str, pids: list[int], below: str = "") 
 
 
 def _path(cgroup: Path) -> str:
-    """As /proc/PID/cgroup has it."""
+    """The path in the form of /proc/PID/cgroup."""
     return f"/{cgroup.relative_to(cgroups.ROOT)}"
 
 
 def _eldest(pids: list[int]) -> int:
-    """Of processes that share a socket the one that started first; 0 if there is none."""
+    """The process that started first, of those that share a socket; 0 if there is none."""
     found = [known for pid in pids if (known := process(pid)) is not None]
     return min(found, key=lambda known: (known.started, known.pid)).pid if found else 0
 
 
 class Servers:
-    """Finds and follows servers. `on_died` hears, on the event loop, of a mind whose server died."""
+    """Finds and watches servers. Calls `on_died` on the event loop with the mind whose server died."""
 
     def __init__(self, systemd: Systemd, on_died: Callable[[str], None]) -> None:
         self._systemd = systemd
         self._on_died = on_died
         self._found: dict[str, Server] = {}
         self._finding: dict[str, asyncio.Lock] = {}
-        self._scanned: dict[str, float] = {}  # url -> time.monotonic() of a scan in vain
+        self._scanned: dict[str, float] = {}  # url -> time.monotonic() of the last search without a result
 
     async def find(self, mind: Mind) -> Server | None:
         """The mind's server; None if none is found now."""
@@ -185,7 +185,7 @@ class Servers:
         return server
 
     def _in_turn(self, home: Path) -> bool:
-        """Whether the server was started by a turn, and is in that turn's scope."""
+        """True if a turn started the server, which is then in that turn's scope."""
         unit = unit_of_cgroup(_path(home), self._systemd.control_group)
         return unit is not None and parse_turn_unit(unit[0]) is not None
 
@@ -200,6 +200,6 @@ class Servers:
             os.close(server.pidfd)
 
     def close(self) -> None:
-        """Follow none any more."""
+        """Stop watching."""
         for server in [*self._found.values()]:
             self._forget(server)

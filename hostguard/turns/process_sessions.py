@@ -1,6 +1,6 @@
-"""Which mind and session each process works for, kept in a file while the guard restarts.
+"""The mind and session of each process, saved in a file for the restart of the guard.
 
-The file is in the runtime folder: like the processes it is gone after a reboot.
+The file is in the runtime folder: like the processes, it is gone after a reboot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def load() -> dict[Process, tuple[str, str]]:
-    """(mind, session) of the processes that live still."""
+    """The mind and session of each process that is still alive."""
     try:
         rows = json.loads(paths.SESSIONS.read_bytes())
         told = {int(pid): (started, str(mind), str(session)) for pid, started, mind, session in rows}

@@ -16,7 +16,7 @@ class Caller(Protocol):
     pid: int
 
     def alive(self) -> bool:
-        """Whether it is still that process."""
+        """True if the pid still belongs to this process."""
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send it an event."""
@@ -26,7 +26,7 @@ class Callers(Protocol):
     """The callers that wait for a turn."""
 
     def take(self, id_: int) -> Caller | None:
-        """The row's caller, which waits no more."""
+        """Remove and return the row's caller."""
 
 
 class RunDriver:
@@ -39,12 +39,12 @@ class RunDriver:
         self._callers = callers
 
     def prepare(self, turn: Turn) -> bool:
-        """The caller itself sees how its command ends: there is no record."""
+        """Nothing to prepare: the caller itself sees how its command ends."""
         return True
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
-        """Move the caller into the scope and let it go on."""
-        # A caller that was stopped is told so, too; one that was only paused goes on waiting.
+        """Move the caller into the scope and let it continue."""
+        # A stopped caller gets the reason, too; a paused one keeps waiting.
         caller = None if turn.revoked and not turn.asked else self._callers.take(row.id)
         if caller is None or not caller.alive():
             reason = "it was paused, or its caller is gone"
@@ -61,8 +61,8 @@ class RunDriver:
         """A caller takes one row, its own."""
 
     async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """Its process goes on without the guard, and the scope is watched already."""
+        """Nothing to do: the process runs without the guard, and the scope is watched already."""
 
     def end(self, turn: Turn) -> outcome.Ending:
-        """Its scope is gone: so is its command."""
+        """The scope is gone, and so is the command."""
         return outcome.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")
