@@ -65,7 +65,7 @@ def test_whatever_the_moment(live, frozen, spared, level, admit):
 
 
 class Systemd:
-    """systemd that refuses, or does not answer, as often as told."""
+    """systemd that refuses, or does not answer, as often as set."""
 
     def __init__(self, *, refuses: bool = False, lost: int = 0) -> None:
         self.refuses, self.lost = refuses, lost
@@ -114,7 +114,7 @@ def test_where_nothing_can_be_frozen_it_is_not_asked_for_at_each_tick(notes):
     asyncio.run(main())
 
 
-def test_none_is_frozen_for_longer_than_it_may_though_nobody_looks(notes):
+def test_none_is_frozen_for_longer_than_it_may_though_no_tick_comes(notes):
     """The oldest goes on first, and each rests then for as long."""
 
     async def main():
@@ -174,7 +174,7 @@ def test_what_an_earlier_guard_froze_is_thawed_at_once(notes):
 
 
 @pytest.mark.parametrize("left", ["", "{", "[1"])
-def test_a_note_that_cannot_be_read_is_said(notes, caplog, left):
+def test_a_note_that_cannot_be_read_is_logged(notes, caplog, left):
     notes.write_text(left)
     assert files.recall(notes) is None
     assert "what it says is not undone" in caplog.text

@@ -55,13 +55,13 @@ class Host:
     """What the monitor needs, some of it played."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.pumps = 0
         self.live = Live()
         self.backlog: list[int] = []
         systemd = SimpleNamespace(control_group="/")
         caps = SimpleNamespace(config=Config(pressure=QUICK), global_cap=lambda: 4, paused=lambda: False)
-        events = SimpleNamespace(emit=lambda _, text, **fields: self.told.append(text))
+        events = SimpleNamespace(emit=lambda _, text, **fields: self.reported.append(text))
         queue = SimpleNamespace(trouble="there is none")
         freezer = Freezer(self.live, systemd, events, Signal())
         redrive = Signal[Redrive]()
@@ -124,12 +124,12 @@ def test_it_looks_while_turns_run_and_not_while_none_does(on_host):
         looks = host.disk.looks
         await asyncio.sleep(0.1)
         assert host.disk.looks == looks
-        assert (host.told, host.monitor.state.level) == ([], Level.CALM)
+        assert (host.reported, host.monitor.state.level) == ([], Level.CALM)
 
     on_host(work)
 
 
-def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
+def test_a_stall_is_reported_and_the_gate_is_asked_again_when_it_may_start_more(on_host):
     async def work(host):
         host.run(4)
         await until(lambda: host.disk.looks > 2)
@@ -138,9 +138,9 @@ def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_h
         state = host.monitor.state
         assert (state.level, state.cap, state.admit) == (Level.STALLED, 1, 1)
         assert all(
-            told.startswith("stalled: 1 request in flight, not completed for 0.") for told in host.told
+            text.startswith("stalled: 1 request in flight, not completed for 0.") for text in host.reported
         )
-        assert [told.rpartition("; ")[2] for told in host.told] == ["cap 4 -> 2", "cap 2 -> 1"]
+        assert [text.rpartition("; ")[2] for text in host.reported] == ["cap 4 -> 2", "cap 2 -> 1"]
         assert [(one.level, one.cap) for one in host.monitor.changes] == [("stalled", 2), ("stalled", 1)]
         assert host.monitor.since_ms == pytest.approx(host.monitor.changes[0].at, abs=50)
         noted = host.recorder.timeline
@@ -149,7 +149,7 @@ def test_a_stall_is_told_and_the_gate_is_asked_again_when_it_may_start_more(on_h
         host.disk.stuck = False
         await until(lambda: host.monitor.state.evidence.startswith("nothing completed until"))
         assert noted.incidents[-1].evidence.startswith("1 request in flight"), "that of the worst moment"
-        await until(lambda: "cap 1 -> 2" in [told.rpartition("; ")[2] for told in host.told])
+        await until(lambda: "cap 1 -> 2" in [text.rpartition("; ")[2] for text in host.reported])
         assert host.pumps > pumps
 
     on_host(work)
@@ -164,7 +164,7 @@ def test_another_disk_is_met_without_prejudice(on_host):
         assert host.monitor.state.level is Level.STALLED
         host.monitor.use(OTHER)
         assert (host.monitor.state.level, host.monitor.state.cap) == (Level.CALM, None)
-        assert host.told[-1] == "calm: no sample yet; cap 1 -> 4"
+        assert host.reported[-1] == "calm: no sample yet; cap 1 -> 4"
         assert not host.monitor.samples, "what was seen of another disk is not compared with this one"
 
     on_host(work)
@@ -185,7 +185,7 @@ def test_a_fault_in_a_look_does_not_end_the_looking(on_host, caplog):
         on_host(work)
 
 
-def test_whoever_records_gets_samples_though_no_turn_runs(on_host):
+def test_readers_get_samples_even_if_no_turn_runs(on_host):
     async def work(host):
         with host.monitor.reader() as samples:
             assert (await asyncio.wait_for(samples.get(), 10)).live == 0

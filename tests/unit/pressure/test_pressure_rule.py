@@ -105,7 +105,7 @@ def test_28_the_guard_was_stopped_for_30_s() -> None:
 @pytest.mark.parametrize("seconds", [2, 4, 7])
 @pytest.mark.parametrize("turns", [1, 2, 8])
 def test_29_one_slow_write_among_quiet_ones(seconds: float, turns: int) -> None:
-    """Told of, and the cap is cut at most once and comes back."""
+    """It is reported, and the cap is cut at most once and comes back."""
     world = World(turns=turns, service=between(50, 50.05, seconds))
     seen = caps(world, 360)
     assert len([1 for old, new in pairwise(seen) if (new or 8) < (old or 8)]) == 1
@@ -114,7 +114,7 @@ def test_29_one_slow_write_among_quiet_ones(seconds: float, turns: int) -> None:
     assert re.search(r"; slowest recent request [0-9.]+ s, [0-9]+ s ago$", world.states[400].evidence)
 
 
-def test_29_a_spike_of_800_ms_is_told_of_and_changes_nothing() -> None:
+def test_29_a_spike_of_800_ms_is_reported_and_changes_nothing() -> None:
     world = World(turns=1, service=between(50, 50.05, 0.8))
     assert world.run(60)[1:] == []
     assert re.search(r"; slowest recent request [0-9]+ ms, [0-9]+ s ago$", world.states[-1].evidence)
@@ -198,7 +198,7 @@ def test_a_cache_that_is_slow_to_flush_is_strained() -> None:
     assert (state.level, state.evidence) == (Level.STRAINED, "requests take 800 ms")
 
 
-def test_just_under_a_second_is_told_as_a_second() -> None:
+def test_just_under_a_second_is_shown_as_a_second() -> None:
     assert samples(Disk(0, 0, 0, 0, 0, 0, 0), Disk(3, 0, 2999, 0, 0, 0, 0)).evidence == "requests take 1.0 s"
 
 

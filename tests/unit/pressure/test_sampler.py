@@ -40,12 +40,12 @@ class Kernel:
         (folder / "inflight").write_text(f"       0 {inflight:8}\n")
 
     def pressure(self, text: str = PRESSURE, slice_: str = PRESSURE) -> None:
-        for file, told in (
+        for file, content in (
             (self.proc / "pressure/io", text),
             (self.cgroup / "hostguard.slice/io.pressure", slice_),
         ):
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(told)
+            file.write_text(content)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_disk_with_a_slash_in_its_name(kernel):
     assert disk.writes == 20
 
 
-def test_a_reset_counter_is_told_as_it_is(kernel):
+def test_a_reset_counter_is_reported_as_it_is(kernel):
     """psutil would add what the counter had before, as if it had wrapped."""
     kernel.disk("mmcblk0")
     look = sampler(kernel)
@@ -139,7 +139,7 @@ def test_without_psi_it_says_what_turns_it_on(kernel):
     )
 
 
-def test_psi_that_is_refused_is_told_apart_from_psi_that_is_missing(kernel, monkeypatch):
+def test_refused_psi_is_distinguished_from_missing_psi(kernel, monkeypatch):
     """Booted with psi=0 the kernel has the file, and answers EOPNOTSUPP: that cannot be played by a file."""
 
     def refuse(self, *args, **kwargs):

@@ -50,9 +50,9 @@ def on_throttle(monkeypatch, tmp_path):
 
     def run(work: Any, *limits: tuple[str, int]) -> None:
         async def main() -> None:
-            systemd, told, signal = Systemd(*limits), [], Signal[SliceThrottled]()
-            signal.subscribe(lambda fact: told.append(fact.cgroup))
-            await work(Throttle(systemd, signal), systemd, told)
+            systemd, sent, signal = Systemd(*limits), [], Signal[SliceThrottled]()
+            signal.subscribe(lambda fact: sent.append(fact.cgroup))
+            await work(Throttle(systemd, signal), systemd, sent)
 
         asyncio.run(main())
 
@@ -65,12 +65,12 @@ async def settle(throttle: Throttle) -> None:
 
 
 def test_a_limit_is_set_reported_and_given_back(on_throttle):
-    async def work(throttle, systemd, told: list[Path]):
+    async def work(throttle, systemd, sent: list[Path]):
         throttle.follow(OURS)
         throttle.follow(OURS)  # the next tick comes before it is set
         await settle(throttle)
         assert (systemd.asked, systemd.limits, throttle.limit) == (["read", "set", "read"], [OURS], OURS)
-        assert told == [cgroup.ROOT / "user.slice" / SLICE]
+        assert sent == [cgroup.ROOT / "user.slice" / SLICE]
         throttle.follow(None)
         await settle(throttle)
         assert (systemd.limits, throttle.limit, paths.TIGHTENED.exists()) == ([], None, False)
@@ -81,11 +81,11 @@ def test_a_limit_is_set_reported_and_given_back(on_throttle):
 
 
 def test_a_limit_of_somebody_else_stays_and_is_asked_for_once(on_throttle):
-    async def work(throttle, systemd, told):
+    async def work(throttle, systemd, sent):
         for _ in range(3):
             throttle.follow(OURS)
             await settle(throttle)
-        assert (systemd.asked, systemd.limits, throttle.limit, told) == (["read"], [THEIRS], None, [])
+        assert (systemd.asked, systemd.limits, throttle.limit, sent) == (["read"], [THEIRS], None, [])
         assert not paths.TIGHTENED.exists()
         throttle.follow(None)  # it is calm again: the next time it is asked for anew
         throttle.follow(OURS)

@@ -45,7 +45,7 @@ def lines(**changes: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "text"),
     [
         (b"", "line 1: a trace begins with"),
         (b"\n", "line 1: no JSON"),
@@ -78,10 +78,10 @@ def lines(**changes: object) -> bytes:
         (lines() + b" " * 10_000, "line 3: longer than 4096 bytes"),
     ],
 )  # fmt: skip
-def test_what_is_no_trace_is_refused_with_the_line(raw: bytes, told: str) -> None:
+def test_an_invalid_trace_is_refused_with_the_line(raw: bytes, text: str) -> None:
     with pytest.raises(trace.TraceError) as refused:
         load(raw)
-    assert told in str(refused.value)
+    assert text in str(refused.value)
 
 
 def test_a_trace_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
