@@ -226,7 +226,7 @@ class Sleeper:
                 )
                 told = await self._send(config, Kind.WAKE, text, now, lambda _: (*awake, start))
             if not told:
-                await self._or_back(mind, settings.change(*awake, start))
+                await self._or_back(mind, settings.store(*awake, start))
             if state["since"] is None and self._backlog.remove(state["row"], mind, MAIN_SESSION):
                 row = Row(state["row"], mind, MAIN_SESSION, kind=Kind.LIFECYCLE)
                 self._ledger.close(row, State.CANCELLED, f"{mind} was woken {by}")
@@ -284,7 +284,8 @@ class Sleeper:
             raise
 
     async def _change(self, mind: str, *changes: Change) -> None:
-        await self._or_back(mind, self._settings.change(*changes))
+        await self._or_back(mind, self._settings.store(*changes))
+        self._settings.use(*changes)
 
     async def _or_back(self, mind: str, write: Coroutine[Any, Any, T]) -> T:
         """Make a change, or undo it: the card may have taken it although it did not answer."""

@@ -152,3 +152,7 @@ class SettingsStore:
             then()
 
         await requests.write(self._queue, lambda db: write(db, *changes), use)
+
+    async def store(self, *changes: Change) -> None:
+        """Change settings in the database alone: `use` or `restore` follows. Raises Problem."""
+        await requests.write(self._queue, lambda db: write(db, *changes), lambda _: None)

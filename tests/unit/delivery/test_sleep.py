@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from played import OK
@@ -12,6 +13,8 @@ from until import until
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, Mind, Reason
+from hostguard.delivery import message as intake
+from hostguard.store import requests
 from hostguard.store.settings import SLEEP, WOKEN, stored, write
 
 
@@ -150,7 +153,7 @@ def test_a_card_that_takes_no_write_changes_nothing(tmp_path, what):
             )
         )
         before = await host.stored()
-        with pytest.raises(Problem, match="bob is as it was"):
+        with pytest.raises(Problem, match="bob is unchanged"):
             await getattr(host, what)()
         await host.idle()
         assert await host.stored() == before
@@ -266,7 +269,8 @@ class Services:
         self.asked.append(f"stop {unit}")
 
 
-def test_a_mind_with_a_service_sleeps_until_that_runs(tmp_path):
+@pytest.mark.parametrize("by_message", [False, True])
+def test_a_mind_with_a_service_sleeps_until_that_runs(tmp_path, by_message):
     """And a guard that is killed meanwhile starts it: the note of that is stored with the change."""
 
     async def work(host):
@@ -274,21 +278,56 @@ def test_a_mind_with_a_service_sleeps_until_that_runs(tmp_path):
         await host.fall_asleep("svc")
         assert {*services.asked} == {"stop svc.service"}
         services.asked.clear()
-        row = await host.send("svc", whileSleeping="queue")
-        waking = asyncio.create_task(host.sleeper.wake("svc", "by request"))
+        row, waking = None, None
+        if by_message:
+            message = intake.message({"to": "svc", "content": "x"}, host.config, now_ms())
+            (row,) = (await host.acceptor.send(message)).rows
+        else:
+            row = await host.send("svc", whileSleeping="queue")
+            waking = asyncio.create_task(host.sleeper.wake("svc", "by request"))
         await until(lambda: services.asked)
         await host.queue.write(lambda db: None)
         found = await host.queue.read(stored)
-        assert found == {"start.mind.svc": True}, "in the database it is awake"
+        woken = {WOKEN.key("svc"): {"until": None}} if by_message else {}
+        assert found == woken | {"start.mind.svc": True}, "in the database it is awake"
         assert host.asleep("svc"), "its rows are held until it can take them"
         assert host.live() == []
         services.may.set()
-        await waking
         await host.idle()
+        if waking is not None:
+            await waking
         assert not host.asleep("svc")
-        assert await host.queue.read(stored) == {}
+        assert await host.queue.read(stored) == woken
         assert services.asked == ["start svc.service"]
         assert host.live()[0] == row.id
 
     minds = {"svc": Mind("svc", ("/bin/true",), unit="svc.service")}
     on_host(tmp_path, work, Config(minds=minds))
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_a_change_that_the_card_takes_too_late_is_undone_whole(tmp_path, monkeypatch, asleep):
+    """The caller was told that the mind is as it was: so it is in memory, and in the database."""
+    monkeypatch.setattr(requests, "ANSWER_S", 0.2)
+
+    async def work(host):
+        if asleep:
+            await host.sleep("run")  # it takes no message: it sleeps at once
+        before = await host.stored()
+        first, second, begun = threading.Event(), threading.Event(), threading.Event()
+        host.queue.submit(lambda db: (begun.set(), first.wait(10)))
+        await asyncio.to_thread(begun.wait, 10)
+        host.queue.submit(lambda db: second.wait(10))  # in one commit with the change
+        change = host.sleeper.wake("run", "by request") if asleep else host.sleeper.sleep("run", None)
+        changing = asyncio.create_task(change)
+        await asyncio.sleep(0.02)
+        first.set()
+        with pytest.raises(Problem, match="run is unchanged, try again"):
+            await changing
+        second.set()
+        await host.queue.write(lambda db: None)
+        await host.idle()
+        assert host.asleep("run") is asleep
+        assert await host.stored() == before
+
+    on_host(tmp_path, work)

@@ -167,3 +167,12 @@ def test_all_of_a_type_by_name_in_order(tmp_path):
         assert settings.all(SLEEP) == {}
 
     with_settings(tmp_path, work)
+
+
+def test_a_change_of_the_database_alone(tmp_path):
+    async def work(queue, settings):
+        await settings.store(TOKEN.to("bob", "1"))
+        assert settings.get(TOKEN, "bob") is None
+        assert await in_database(queue) == {"token.mind.bob": "1"}
+
+    with_settings(tmp_path, work)
