@@ -24,7 +24,7 @@ class _MindRows:
         self.sessions: dict[str, int | deque[int]] = {}
         self.heads: list[tuple[int, str]] = []  # (first row, session); may be stale
         self.parked: set[str] = set()  # sessions that are left out until touched
-        self.listed: int | None = None  # the mind's id in the order of minds; None = it is not there
+        self.listed: int | None = None  # the mind's id in the order of minds; None if it is not there
         self.count = 0
 
     def first(self, session: str) -> int | None:
@@ -86,7 +86,7 @@ class _MindRows:
 
 
 class Backlog:
-    """Queued rows: those that are due, in order of id, and those whose time has not come."""
+    """Queued rows: those that are due, in order of id, and those that are not yet."""
 
     def __init__(self) -> None:
         self._minds: dict[str, _MindRows] = {}
@@ -103,7 +103,7 @@ class Backlog:
 
     @property
     def later(self) -> int:
-        """Rows whose time has not come."""
+        """Rows that are not due yet."""
         return len(self._later_rows)
 
     def count(self, mind: str) -> int:
@@ -116,14 +116,14 @@ class Backlog:
         return self.count(mind) + self._later_count[mind]
 
     def due_by(self, mind: str, when: int) -> bool:
-        """Whether a row of the mind is due, or will be at `when`, in ms. O(rows that are not due)."""
+        """True if a row of the mind is due, or will be at `when`, in ms. O(rows that are not due)."""
         later = self._later_count[mind] and any(
             row.mind == mind and row.not_before <= when for row in self._later_rows.values()
         )
         return self.count(mind) > 0 or bool(later)
 
     def has(self, id_: int, mind: str, session: str) -> bool:
-        """Whether the row is here, due or not. O(rows of the session)."""
+        """True if the row is here, due or not. O(rows of the session)."""
         rows = self._minds.get(mind)
         ids = rows.sessions.get(session) if rows else None
         if id_ in self._later_rows:
@@ -182,12 +182,12 @@ class Backlog:
         self.touch(row.mind)
 
     def fresh(self) -> list[Row]:
-        """Rows that were added, or came due, since this was last asked; some may be gone again."""
+        """Rows that were added or came due since the last call; some may be gone again."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def remove(self, id_: int, mind: str, session: str) -> bool:
-        """Take a row out (started, cancelled, expired). False if it was not here."""
+        """Remove a row (started, cancelled, expired). False if it was not here."""
         if self._forget_later(id_):
             return True
         rows = self._minds.get(mind)
@@ -242,7 +242,7 @@ class Backlog:
         return rows
 
     def hasten(self, ids: Iterable[int], after: int, now: int) -> None:
-        """Those of the rows that come due later than `after` come due now; both in ms since the epoch."""
+        """Make rows that come due later than `after` due now; both in ms since the epoch."""
         for id_ in ids:
             row = self._later_rows.get(id_)
             if row is not None and row.not_before > after:

@@ -1,4 +1,4 @@
-"""What an operator does to the running guard. Every method raises Problem if it cannot be done."""
+"""Operations on the running guard. Every method raises Problem if it cannot be done."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Control:
     _events: Events
 
     async def pause(self, mind: str | None, on: bool) -> None:
-        """Hold all new turns of a mind, or of all, until resumed; survives a restart. Live turns go on."""
+        """Hold all new turns, of a mind or of all, until resumed; survives restarts. Live turns continue."""
         before = self._policy.paused(mind)
         if on or not before:
             self._check(mind)  # one that was removed while paused can still be resumed
         paused, resumed = PAUSE.to(on_host_or(mind), True), PAUSE.to(on_host_or(mind), None)
         if on:
-            # At once, whatever the card does: nothing may start while the setting is being stored.
+            # Immediately, even if the card stalls: nothing may start while the setting is being stored.
             self._settings.use(paused)
             for turn in self._live:
                 if turn.phase is Phase.STARTING and mind in (None, turn.live.mind):
@@ -138,7 +138,7 @@ class DeliveryControl:
         return row
 
     async def cancel(self, id_: int) -> Delivery:
-        """Cancel a row that has not begun."""
+        """Cancel a row that has not started."""
         row = await self.find(id_)
         if row.state is State.DELIVERING or self._live.by_id(row.turn or "") is not None:
             raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
@@ -152,7 +152,7 @@ class DeliveryControl:
         return await self.find(id_)
 
     async def _cancel_held(self, row: Delivery) -> Delivery:
-        """Cancel a row in a batch or in quarantine, unless it leaves at this moment."""
+        """Cancel a row in a batch or in quarantine, unless it is being released."""
 
         def stored(closed: list[int]) -> None:
             if closed:
@@ -186,7 +186,7 @@ class DeliveryControl:
         return await self.find(id_)
 
     async def drop(self, id_: int) -> Delivery:
-        """Remove a dead letter from the list of them."""
+        """Cancel a dead letter."""
         await self.find(id_)
         try:
             await requests.write(self._queue, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
@@ -225,7 +225,7 @@ class DeliveryControl:
         return None
 
     def reattach(self, row: Delivery, client: RunClient) -> None:
-        """A `hostguard run` came back after a restart of the guard."""
+        """A `hostguard run` reconnected after a restart of the guard."""
         if row.state is not State.QUEUED or self._run_clients.waits(row.id):
             raise conflict(f"{row.id} is {row.state} already")
         parked = self._run_clients.unpark(row.id)

@@ -1,7 +1,7 @@
-"""Would a turn that waits for a delivery wait for ever? Pure.
+"""Finds turns that would wait for a delivery for ever. Pure.
 
-A turn that waits keeps its slot. It waits for ever if what it waits for needs a slot that only comes free
-when turns end which, one behind another, wait as well: for themselves, in the simplest case.
+A waiting turn keeps its slot. It waits for ever if its delivery needs a slot that only comes free when other
+waiting turns end, in a circle; in the simplest case it waits for itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Moves rows from the backlog through the gate into turns, and accounts for them when their turns end.
 
-One event loop runs it all. `pump` is the only way to a turn; it runs whenever something changed that could
-let a row start.
+Everything runs on one event loop. `pump` is the only way to a turn; it runs after every change that could let
+a row start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Offers the rows of the backlog to the gate, and does what it says."""
+    """Offers the rows of the backlog to the gate, and acts on its verdicts."""
 
     _backlog: Backlog
     _gate: Gate
@@ -48,13 +48,13 @@ class Dispatcher:
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def open(self) -> None:
-        """The backlog is loaded: begin to start turns."""
+        """Start turns from now on: the backlog is loaded."""
         self.hasten(now_ms())
         self.ready = True
         self.pump()
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """Start no more turns."""
         self.closing = True
         self._starter.close()
 
@@ -73,7 +73,7 @@ class Dispatcher:
         self.pump()
 
     def rows_stored(self, stored: RowsStored) -> None:
-        """Admit what the end of a row brought about."""
+        """Admit the messages that the end of a row created."""
         self.admit(stored.rows)
 
     def pump(self) -> None:
@@ -107,10 +107,10 @@ class Dispatcher:
         self._pumped.send(Pumped())
 
     def _try(self, row: Row, now: int) -> bool:
-        """Do what the gate says of the row. False if what holds it holds all rows that would start.
+        """Act on the gate's verdict on the row. False if its hold applies to all rows that would start.
 
-        Whatever happens, the row does not come up again before something changed: it left the backlog, or
-        its mind or session is parked. So no row can keep all others from starting.
+        Afterwards the row does not come up again until something changes: it left the backlog, or its mind or
+        session is parked. So no row can keep all others from starting.
         """
         try:
             verdict = self._gate.verdict(row)
@@ -144,7 +144,7 @@ class Dispatcher:
             turn.driver.feed(turn)
 
     def hasten(self, now: int) -> None:
-        """A pause after a failure that is longer than the longest was set before the clock was set back."""
+        """Shorten retry pauses that became too long because the clock was set back."""
         self._backlog.hasten(self._ledger.tried, now + outcome.BACKOFF_MS[1], now)
 
     # -- ends
@@ -171,7 +171,7 @@ class Dispatcher:
         self.pump()
 
     def redrive(self, cause: Redrive) -> None:
-        """Offer what waits again."""
+        """Offer the waiting rows again."""
         if cause.mind is not None:
             self._offer(cause.mind)
         self.pump()

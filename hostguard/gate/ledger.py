@@ -1,6 +1,6 @@
-"""Writes what becomes of rows, and remembers what their place in line does not show: holds, attempts, expiry.
+"""Stores the ends of rows, and keeps what the backlog does not: holds, attempts and expiry.
 
-Everything that ends a row, or gives it back, is here, with its event and its write.
+Every way to end a row or give it back is here, with its event and its write.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hostguard.turns.live import Turn
 
 @dataclass(eq=False)
 class Ledger:
-    """Mirrors the database. Signal: `rows_stored` for each message that the end of a row brought about."""
+    """Mirrors the database. Signal: `rows_stored` for each message that the end of a row created."""
 
     _queue: Queue
     _events: Events
@@ -40,7 +40,7 @@ class Ledger:
     _policy: Configured
     _rows_stored: Signal[RowsStored]
     loaded: int = field(default=0, init=False)  # rows up to this id were queued before the guard was started
-    floor: int = field(default=0, init=False)  # ids up to this are of turns of a database that is gone
+    floor: int = field(default=0, init=False)  # ids up to this belong to turns of a lost database
     written: Counter[str] = field(default_factory=Counter, init=False)  # bytes by mind, since the start
     _holds: dict[int, tuple[Hold, int]] = field(default_factory=dict, init=False)  # row -> first, since ms
     _attempts: dict[int, int] = field(default_factory=dict, init=False)  # of queued rows that failed before
@@ -61,7 +61,7 @@ class Ledger:
     async def fetch(self, id_: int) -> tuple[Delivery, bytes] | None:
         """A row of the backlog with its payload; None if it has ended meanwhile. Raises Unavailable.
 
-        It may be stored as delivering still: it was given back a moment ago, and that is not stored yet.
+        It may still be stored as delivering, if it was given back a moment ago.
         """
         found = await self._queue.read(lambda db: deliveries.with_payload(db, id_))
         if found is None or found[0].state.final:
@@ -69,13 +69,13 @@ class Ledger:
         return replace(found[0], attempts=self.attempts(id_)), found[1]
 
     def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
-        """A write that must not be lost: it is tried until it succeeds."""
+        """Write, and retry until it succeeds."""
         return self._queue.submit(op, durable=durable, keep=True).future
 
     # -- holds
 
     def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
-        """The row waits. Reported once, even if its reason changes."""
+        """Report that the row waits, once, even if the reason changes."""
         if row.id in self._holds:
             return
         self._holds[row.id] = (hold, now)
@@ -86,7 +86,7 @@ class Ledger:
         )  # fmt: skip
 
     def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
-        """The row goes into the turn, its own or another's: how long it waited since it was due."""
+        """The row goes into a turn, its own or another's. Returns how long it waited since it was due."""
         turn_id = turn.live.id
         assert turn_id is not None
         waited = max(0, now - max(row.created_at, row.not_before))
@@ -103,12 +103,12 @@ class Ledger:
         return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
 
     def confirm(self, row: Delivery, turn: Turn) -> None:
-        """A resident mind took the row."""
+        """A resident mind accepted the row."""
         turn_id, now = turn.live.id or "", now_ms()
         self.write(lambda db: deliveries.mark_posted(db, row.id, turn_id, now), durable=False)
 
     def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
-        """The row, which a resident mind took, went into a turn that another row began."""
+        """A resident mind accepted the row into a turn that another row began."""
         self.confirm(row, turn)
         self._events.emit(
             Event.FOLDED, f"{row.mind}: {row.id} went into turn {turn.live.id}", mind=row.mind,
@@ -116,20 +116,20 @@ class Ledger:
         )  # fmt: skip
 
     def held_since(self, id_: int | None) -> int | None:
-        """When the row's hold began, in ms; None if that was not seen."""
+        """When the row's hold began, in ms; None if unknown."""
         return self._holds[id_][1] if id_ in self._holds else None
 
     # -- ends
 
     def settle(self, row: Delivery, turn: Turn, ending: outcome_.Ending, waited: Waited) -> Row | None:
-        """Write down how the row's turn ended; the row to queue again if it failed or never ran.
+        """Store how the row's turn ended. Returns the row to queue again, if it failed or never ran.
 
-        If it ends for good, what its end brings about is stored in the same transaction.
+        If the row is final, a message that its end creates is stored in the same transaction.
         """
         now, turn_id = now_ms(), turn.live.id
         assert turn_id is not None
         result = outcome_.result(ending, turn.record, max(0, now - turn.since), waited, turn.used)
-        if row is turn.delivery:  # the bytes of the turn count once
+        if row is turn.delivery:  # the bytes of the turn are counted once
             self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
         if row.kind is Kind.RUN:
@@ -172,7 +172,7 @@ class Ledger:
                 self._report(Event.DEAD, row, turn_id, text, reason=ending.reason)
 
         def stored(_: object) -> None:
-            # A row given back keeps its empty record: its next turn has the same id, and may be on its way.
+            # A row given back keeps its empty record: its next turn has the same id, and may be starting.
             if row is turn.delivery and not (again and ending.back):
                 exit_record.forget(turn_id)
             if not again:
@@ -182,7 +182,7 @@ class Ledger:
         return Row(row.id, row.mind, row.session, not_before, row.kind) if again else None
 
     def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending) -> New | None:
-        """What a row's end brings about: a script's message, or the one notice of a dead letter."""
+        """The message that a row's end creates: a script's output, or the notice of a dead letter."""
         if row.kind is Kind.SCRIPT and not ending.failed and not ending.back:
             return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
         return dead_letter(row, ending, self._policy.config, now_ms()) if ending.failed else None
@@ -199,7 +199,7 @@ class Ledger:
         )
 
     def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
-        """End a row that was taken out of the line: cancelled or expired."""
+        """End a row that was removed from the backlog: cancelled or expired."""
         id_ = row.id
         turn_id = outcome_.turn_id(id_, self._attempts.pop(id_, 0))
         self._holds.pop(id_, None)
@@ -225,7 +225,7 @@ class Ledger:
 
     @property
     def tried(self) -> Collection[int]:
-        """Rows that failed before, and are to be tried again."""
+        """Rows that failed before and will be retried."""
         return self._attempts.keys()
 
     # -- expiry
@@ -235,13 +235,13 @@ class Ledger:
         heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
 
     def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
-        """Close the rows whose time to start ran out, if `remove` could take them out of the line."""
+        """Close the rows that expired, if `remove` could remove them from the backlog."""
         later = []
         while self._expiries and self._expiries[0][0] <= now:
             entry = heapq.heappop(self._expiries)
             row = Row(*entry[1:])
             if self._expires.get(row.id) != entry[0]:
-                continue  # it has ended since, and may have been tried again
+                continue  # it has ended since, and may have been retried
             if row.id in spared:
                 later.append(entry)
             elif remove(row):

@@ -1,4 +1,4 @@
-"""What is allowed now: the configuration, and over it what an operator set at run time."""
+"""The caps, pauses and sleep in effect: the configuration, and the settings that override it at run time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Policy:
         self._settings = settings
 
     def paused(self, mind: str | None = None) -> bool:
-        """Whether the mind, or the guard, is paused."""
+        """True if the mind, or the guard, is paused."""
         return self._settings.get(PAUSE, on_host_or(mind)) is not None
 
     def paused_minds(self) -> list[str]:
@@ -43,17 +43,17 @@ class Policy:
         return list(self._settings.all(PAUSE, on_host_or("")))
 
     def asleep(self, mind: str) -> bool:
-        """Whether the mind sleeps."""
+        """True if the mind sleeps."""
         sleep = self._settings.get(SLEEP, mind)
         return sleep is not None and sleep["since"] is not None
 
     def asleep_until(self, mind: str) -> int | None:
-        """When a mind that sleeps, or falls asleep, is to wake, in ms; None: not by itself."""
+        """When a mind that sleeps or falls asleep wakes by itself, in ms; None: it does not."""
         sleep = self._settings.get(SLEEP, mind)
         return None if sleep is None else sleep["until"]
 
     def sleepy(self, mind: str) -> bool:
-        """Whether the mind sleeps or falls asleep: what is to wake it must."""
+        """True if the mind sleeps or falls asleep, so that it needs waking."""
         return self._settings.get(SLEEP, mind) is not None
 
     def token(self, mind: str) -> str | None:

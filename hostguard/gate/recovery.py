@@ -1,10 +1,10 @@
-"""Recovery at start: the database says what should be, systemd says what is.
+"""Recovery at start: matches the rows of the database with the live scopes of systemd.
 
-What a killed guard can leave behind, and what becomes of it:
-  row delivering, scope live            the turn goes on, and is followed from here
+What a killed guard can leave behind, and how it is handled:
+  row delivering, scope live            the turn continues, and is followed from here
   row delivering, scope gone            ended by its exit record; without one (the host was restarted) a crash
-  row queued, scope live or it ran      the mark was not stored any more: as above
-  row queued, record empty              never let run: starts again, the record is removed
+  row queued, scope live or it ran      the mark was not stored in time: as above
+  row queued, record empty              it never ran: it starts again, the record is removed
   row delivering to a resident mind     confirmed: as above, never posted again; not confirmed: posted again
                                         with the same key, into its turn if that lives, else in order
   scope or record without a row         its database is gone: new rows get higher ids, so that none is taken
@@ -39,7 +39,7 @@ from hostguard.turns.live import Live, Phase, Resident, Turn
 
 log = logging.getLogger(__name__)
 
-STORED_S = 5.0  # for a card that stalls: the guard is needed then
+STORED_S = 5.0  # if the card stalls: the guard is needed then
 SLICE = 10_000  # rows that are added to the backlog at once: some 15 ms of the event loop
 
 
@@ -57,7 +57,7 @@ class Recovery:
     _tasks: Tasks
 
     async def run(self) -> None:
-        """Do it, once, when the queue is open and systemd's list is known. Raises Unavailable."""
+        """Recover, once, when the queue is open and systemd's list is known. Raises Unavailable."""
         begun = time.monotonic()
         special = await self._queue.read(deliveries.special)
         known, folded = self._delivering(special)
@@ -94,14 +94,14 @@ class Recovery:
             (time.monotonic() - begun) * 1000,
         )
         if taken:
-            # A full card shows now that ends cannot be stored; what waits behind them must not start then.
+            # On a full card this shows that ends cannot be stored; then no waiting row may start.
             with suppress(Unavailable, TimeoutError):
                 await asyncio.wait_for(self._queue.write(lambda db: None), STORED_S)
 
     async def _load(self, taken: Collection[int]) -> None:
         """Read the queued rows in the reading thread, and add them on the event loop, in slices.
 
-        The backlog is not for two threads: timers ask it meanwhile when the next row is due.
+        The backlog is not thread-safe, and timers use it meanwhile.
         """
         after, now = 0, now_ms()
         while rows := await self._queue.read(partial(deliveries.queued, after=after, limit=SLICE)):
@@ -109,7 +109,7 @@ class Recovery:
             after = rows[-1][0]
 
     def _delivering(self, special: list[Delivery]) -> tuple[dict[str, Delivery], list[Delivery]]:
-        """The rows that are marked: by turn those that began one, and those that folded into another's."""
+        """The marked rows: those that began a turn, by turn, and those that folded into one."""
         known: dict[str, Delivery] = {}
         folded: list[Delivery] = []
         for row in special:
@@ -166,7 +166,7 @@ class Recovery:
         return turn
 
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
-        if turn is None or turn.resident is None:  # its turn's own row is gone: somebody edited the database
+        if turn is None or turn.resident is None:  # its turn's row is gone: somebody edited the database
             turn = Turn(LiveTurn("", row.mind, row.session, row.turn), now_ms(), Phase.ENDING)
         if row.posted_at and turn in self._live:
             turn.folded.append((row, _waited(row)))

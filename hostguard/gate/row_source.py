@@ -21,7 +21,7 @@ class BacklogRows:
         self._closed = False
 
     def close(self) -> None:
-        """Hand out no more."""
+        """Hand out no more rows."""
         self._closed = True
 
     def first(self, turn: LiveTurn) -> Row | None:

@@ -16,7 +16,7 @@ AWAY_S = 15.0  # after a restart of the guard, a caller has this long to come ba
 class RunClient:
     """One connected `hostguard run`. `pid` and `uid` are the peer's, from the kernel (SO_PEERCRED).
 
-    The pidfd makes sure that it is still that process which is moved. Raises OSError if it is gone.
+    The pidfd ensures that only this process is moved. Raises OSError if it is gone.
     """
 
     def __init__(self, pid: int, uid: int) -> None:
@@ -26,7 +26,7 @@ class RunClient:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def alive(self) -> bool:
-        """Whether the process lives and is its uid's own."""
+        """True if the process is alive and still runs as its uid."""
         if exited(self._pidfd):
             return False
         try:
@@ -44,7 +44,7 @@ class RunClient:
 
 
 class RunClients:
-    """Callers by row; rows whose caller is away are parked here, outside the backlog, for a while."""
+    """Callers by row. A row whose caller is not connected is parked here for a while, outside the backlog."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Row, RunClient]] = {}
@@ -55,7 +55,7 @@ class RunClients:
         self._waiting[row.id] = (row, caller)
 
     def detach(self, id_: int, caller: RunClient) -> Row | None:
-        """The connection closed: the row, or None if it is not this caller's (any more)."""
+        """The connection closed. Returns the row, or None if it is no longer this caller's."""
         row, waiting = self._waiting.get(id_, (None, None))
         if waiting is caller:
             del self._waiting[id_]
@@ -63,15 +63,15 @@ class RunClients:
         return None
 
     def waits(self, id_: int) -> bool:
-        """Whether the row's caller is connected."""
+        """True if the row's caller is connected."""
         return id_ in self._waiting
 
     def pid_waits(self, pid: int) -> bool:
-        """Whether this process waits already: it cannot be in two scopes."""
+        """True if this process waits already: it cannot be in two scopes."""
         return any(caller.pid == pid for _, caller in self._waiting.values())
 
     def take(self, id_: int) -> RunClient | None:
-        """The row's caller, which waits no more."""
+        """Remove and return the row's caller."""
         return self._waiting.pop(id_, (None, None))[1]
 
     def tell(self, id_: int, event: dict[str, Any]) -> None:
@@ -80,16 +80,16 @@ class RunClients:
             self._waiting[id_][1].tell(event)
 
     def park(self, row: Row) -> None:
-        """The row's turn has come but its caller is away."""
+        """Park the row: it could start, but its caller is not connected."""
         self._parked[row.id] = (time.monotonic() + AWAY_S, row)
 
     def unpark(self, id_: int) -> Row | None:
-        """The parked row, which is parked no more."""
+        """Remove and return the parked row."""
         parked = self._parked.pop(id_, None)
         return parked[1] if parked else None
 
     def lost(self) -> list[int]:
-        """Parked rows whose caller did not come back."""
+        """Parked rows whose caller did not reconnect in time."""
         now = time.monotonic()
         return [id_ for id_, (until, _) in self._parked.items() if until <= now]
 

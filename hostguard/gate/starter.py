@@ -40,7 +40,7 @@ class Starter:
     _closing: bool = field(default=False, init=False)
 
     def close(self) -> None:
-        """The guard stops: a start that is cancelled from now on is left to the next guard."""
+        """Leave starts that are cancelled from now on to the next guard."""
         self._closing = True
 
     def begin(self, row: Row, now: int) -> bool:
@@ -66,7 +66,7 @@ class Starter:
             if self._closing:
                 raise
             log.exception("turn %s could not be started", turn.live.id)
-            if turn.phase is Phase.STARTING:  # else it runs, and its end is seen
+            if turn.phase is Phase.STARTING:  # otherwise it runs, and its end is seen
                 if turn.delivery is None:
                     self._put_back(turn, row)
                 else:
@@ -76,7 +76,7 @@ class Starter:
                 raise
 
     def _put_back(self, turn: Turn, row: Row) -> None:
-        """Give up a turn whose row is not marked yet. The row comes again, unless its turn was stopped."""
+        """Give up a turn whose row is not marked yet. It is queued again, unless its turn was stopped."""
         if turn.asked:
             self._ledger.close(row, State.CANCELLED, NEVER_BEGAN.reason)
         else:
@@ -95,7 +95,7 @@ class Starter:
             self._scopes.give_up(turn, Ending("dismissed", "the row is gone", back=True))
             return
         mind = self._policy.config.minds.get(row.mind)
-        # The record comes before the mark: a marked row without one is of an earlier boot.
+        # The record comes before the mark: a marked row without a record is from an earlier boot.
         if mind is None or not driver.prepare(turn):
             self._put_back(turn, row)
             return
