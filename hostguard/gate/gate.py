@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from hostguard.core.admission import decide
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Hold, HostView, Kind, MindView, Reason, Row, Verdict
 from hostguard.gate.policy import Policy
 from hostguard.gate.run_clients import RunClients
+from hostguard.pressure.monitor import Monitor
+from hostguard.store.writer import Queue
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live
-
-
-class Systemd(Protocol):
-    """What the gate asks of systemd's side."""
-
-    connected: bool
-
-
-class Store(Protocol):
-    """What the gate asks of the queue's file."""
-
-    trouble: str | None
-
-
-class Pressure(Protocol):
-    """What the gate asks of the disk's watcher."""
-
-    @property
-    def admit(self) -> int | None:
-        """How many turns pressure allows; None = no limit."""
+from hostguard.turns.scopes import Scopes
 
 
 @dataclass(eq=False)
@@ -40,9 +22,9 @@ class Gate:
 
     _policy: Policy
     _live: Live
-    _systemd: Systemd
-    _store: Store
-    _pressure: Pressure
+    _scopes: Scopes
+    _queue: Queue
+    _monitor: Monitor
     _availability: Availability
     _run_clients: RunClients
 
@@ -52,10 +34,10 @@ class Gate:
             len(self._live),
             self._live.oldest,
             self._policy.global_cap(),
-            self._pressure.admit,
+            self._monitor.admit,
             self._policy.paused(),
-            self._systemd.connected,
-            self._store.trouble is None,
+            self._scopes.connected,
+            self._queue.trouble is None,
         )
 
     def view(self, mind: str) -> MindView:

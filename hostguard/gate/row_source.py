@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Fold, LiveTurn, Row
@@ -11,14 +11,14 @@ from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 
 
+@dataclass(eq=False)
 class BacklogRows:
     """Hands out the rows that the gate folds, and takes back those that did not get into a turn."""
 
-    def __init__(self, backlog: Backlog, gate: Gate, redrive: Signal[Redrive]) -> None:
-        self._backlog = backlog
-        self._gate = gate
-        self._redrive = redrive
-        self._closed = False
+    _backlog: Backlog
+    _gate: Gate
+    _redrive: Signal[Redrive]
+    _closed: bool = field(default=False, init=False)
 
     def close(self) -> None:
         """Hand out no more rows."""

@@ -11,23 +11,17 @@ from hostguard.core.outcome import turn_id
 from hostguard.systemd.fork_client import release
 from hostguard.turns import exit_record
 from hostguard.turns.exit_record import OUTPUT_MAX
-from hostguard.turns.live import Turn
+from hostguard.turns.live import Turn, TurnDriver
 from hostguard.turns.scopes import Scopes
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class ExecDriver:
+class ExecDriver(TurnDriver):
     """Runs a command for each row."""
-
-    takes_input = False
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
-
-    def prepare(self, turn: Turn) -> bool:
-        """Make the turn's exit record."""
-        return exit_record.prepare(turn.live)
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Let a stub run the command."""
@@ -36,12 +30,6 @@ class ExecDriver:
         return await self._scopes.start_stub(
             turn, mind.limits, lambda stub, turn_id: release(stub, mind, todo, turn_id, cgroup)
         )
-
-    def feed(self, turn: Turn) -> None:
-        """A command takes one row."""
-
-    async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """The stub writes the record whatever becomes of the guard, and the scope is watched already."""
 
     def end(self, turn: Turn) -> outcome.Ending:
         """Read the record that the stub wrote."""

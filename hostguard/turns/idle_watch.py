@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hostguard.core.model import Mind
@@ -28,15 +29,15 @@ class Freezer(Protocol):
         """Their units."""
 
 
+@dataclass(eq=False)
 class IdleWatch:
     """Checks now and then how busy the turns are, as long as there are any."""
 
-    def __init__(self, live: Live, adoption: Adoption, policy: Configured, freezer: Freezer) -> None:
-        self._live = live
-        self._adoption = adoption
-        self._policy = policy
-        self._freezer = freezer
-        self._timer: asyncio.TimerHandle | None = None
+    _live: Live
+    _adoption: Adoption
+    _policy: Configured
+    _freezer: Freezer
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def watch(self, finish: Callable[[Turn, Ending], None]) -> None:
         """Call `finish` for each turn that becomes quiet."""

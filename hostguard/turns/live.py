@@ -15,6 +15,7 @@ from typing import Protocol
 from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Mind, Row, Waited
 from hostguard.core.outcome import Ending, Record, Usage
 from hostguard.systemd.fork_client import Stub
+from hostguard.turns import exit_record
 
 
 class Phase(StrEnum):
@@ -45,19 +46,25 @@ class Resident:
 class TurnDriver(Protocol):
     """Runs one sort of turns: commands, the processes of waiting callers, or messages to resident minds."""
 
-    takes_input: bool  # messages of the same session fold into its turns
+    takes_input: bool = False  # messages of the same session fold into its turns
 
     def prepare(self, turn: Turn) -> bool:
         """Make what must exist before the row is marked as delivering. False if that is impossible now."""
+        return exit_record.prepare(turn.live)
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Bring the turn up. True once it is at work; False if nothing runs, and its end says why."""
 
     def feed(self, turn: Turn) -> None:
         """Take the queued rows that fold into the turn."""
+        return None
 
     async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """Continue a turn that an earlier guard started. `mind` is None if it is no longer configured."""
+        """Continue a turn that an earlier guard started. `mind` is None if it is not configured any more.
+
+        Processes go on without the guard, and the scope is watched already.
+        """
+        return None
 
     def end(self, turn: Turn) -> Ending:
         """How the turn ended, now that its scope is gone. Raises OSError if that cannot be read now."""

@@ -32,7 +32,7 @@ from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import Done, DoneTracker
 from hostguard.turns.idle_watch import IdleWatch
-from hostguard.turns.live import Live, Phase, Resident, RowLedger, Turn
+from hostguard.turns.live import Live, Phase, Resident, RowLedger, Turn, TurnDriver
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
 from hostguard.turns.scopes import Scopes
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class ResidentDriver:
+class ResidentDriver(TurnDriver):
     """Drives the turns of all resident minds."""
 
     takes_input = True
@@ -80,10 +80,6 @@ class ResidentDriver:
         await self._client.close()
 
     # -- a turn begins
-
-    def prepare(self, turn: Turn) -> bool:
-        """Make the turn's exit record, in which its anchor notes its own pid."""
-        return exit_record.prepare(turn.live)
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Bring the scope up around an anchor, and post the row."""

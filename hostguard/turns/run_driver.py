@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from hostguard.core import outcome
 from hostguard.core.model import Delivery, Mind
-from hostguard.turns.live import Turn
+from hostguard.turns.live import Turn, TurnDriver
 from hostguard.turns.scopes import Scopes
 
 
@@ -29,10 +29,8 @@ class Callers(Protocol):
         """Remove and return the row's caller."""
 
 
-class RunDriver:
+class RunDriver(TurnDriver):
     """Moves a caller's process into the turn's scope."""
-
-    takes_input = False
 
     def __init__(self, scopes: Scopes, callers: Callers) -> None:
         self._scopes = scopes
@@ -56,12 +54,6 @@ class RunDriver:
             return False
         caller.tell({"event": "start", "turn": turn.live.id, "unit": turn.live.unit})
         return True
-
-    def feed(self, turn: Turn) -> None:
-        """A caller takes one row, its own."""
-
-    async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """Nothing to do: the process runs without the guard, and the scope is watched already."""
 
     def end(self, turn: Turn) -> outcome.Ending:
         """The scope is gone, and so is the command."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hostguard.core import outcome, units
 from hostguard.core.clock import AGAIN_MS
@@ -26,19 +25,13 @@ from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient, Stub
+from hostguard.turns.limit_check import Readback
 from hostguard.turns.live import Live, Phase, Turn, TurnEnded
 from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
-
-
-class LimitCheck(Protocol):
-    """Checks the limits of turns."""
-
-    async def look(self, cgroup: Path, limits: Limits) -> None:
-        """Read back which limits the kernel applies to a turn that is about to run."""
 
 
 @dataclass(eq=False)
@@ -52,7 +45,7 @@ class Scopes:
     _live: Live
     _systemd: Systemd
     _forks: ForkClient
-    _limit_check: LimitCheck
+    _readback: Readback
     _redrive: Signal[Redrive]
     _turn_ended: Signal[TurnEnded]
     _unit_started: Signal[UnitStarted]
@@ -149,7 +142,7 @@ class Scopes:
             if self.connected:
                 self._tasks.start(self._refresh())
             return False
-        await self._limit_check.look(self.cgroup(unit, turn.live.mind), limits)
+        await self._readback.look(self.cgroup(unit, turn.live.mind), limits)
         # The report may have been about an earlier turn of this name: a row that is tried again by request.
         if turn.gone and not self._has_processes(unit, turn.live.mind):
             self._dismiss(turn)
