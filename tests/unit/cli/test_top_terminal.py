@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -27,6 +28,7 @@ import json, sys
 from hostguard.cli.top.terminal import Terminal
 terminal, had = Terminal(), []
 with terminal.taken():
+    {}
     for lines in json.load(open(sys.argv[1])):
         terminal.show(lines)
         had += (keys := terminal.pressed())
@@ -38,10 +40,12 @@ print("had", ascii(had))
 
 
 @contextmanager
-def shown(folder: Path, screens: Sequence[list[Line]], **more: Any) -> Iterator[OnScreen]:
+def shown(folder: Path, screens: Sequence[list[Line]], first: str = "", **more: Any) -> Iterator[OnScreen]:
     file = folder / "screens"
     file.write_text(json.dumps(screens))
-    with OnScreen(sys.executable, "-c", PROGRAM, str(file), PYTHONPATH=str(ROOT), **more) as terminal:
+    with OnScreen(
+        sys.executable, "-c", PROGRAM.format(first or "pass"), str(file), PYTHONPATH=str(ROOT), **more
+    ) as terminal:
         yield terminal
 
 
@@ -122,6 +126,16 @@ def test_keys_as_curses_has_them(typed: str, had: list[str], tmp_path: Path) -> 
         assert f"had {had!a}" in terminal.raw
 
 
+def test_a_key_whose_code_comes_in_parts_is_that_key(tmp_path: Path) -> None:
+    with shown(tmp_path, [[[("here", "")]]]) as terminal:
+        terminal.wait("here")
+        terminal.press("\x1b")
+        time.sleep(0.02)  # as on a slow line
+        terminal.press("OA")
+        assert terminal.ended() == 0
+        assert "had ['up']" in terminal.raw
+
+
 def test_another_size_is_drawn_at_once(tmp_path: Path) -> None:
     with shown(tmp_path, [[[("x" * 70, "")], [("below", "")]]]) as terminal:
         terminal.wait("below")
@@ -129,12 +143,12 @@ def test_another_size_is_drawn_at_once(tmp_path: Path) -> None:
         terminal.wait(r"^x{70}\nbelow", 5)
 
 
-def test_a_terminal_that_goes_ends_it(tmp_path: Path) -> None:
-    with shown(tmp_path, [[[("here", "")]]]) as terminal:
+@pytest.mark.parametrize("hangup", ["", "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"])
+def test_a_terminal_that_goes_ends_it(hangup: str, tmp_path: Path) -> None:
+    """With the signal for that, and without, as below nohup."""
+    with shown(tmp_path, [[[("here", "")]]], hangup) as terminal:
         terminal.wait("here")
-        pid = terminal.pid()
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        time.sleep(0.05)
-    pytest.fail("it still runs")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, terminal.fd)  # closes the other end
+        os.close(nothing)
+        terminal.process.wait(10)
