@@ -1,1 +1,1 @@
-"""Whether, when and in which order turns start."""
+"""Decides when and in which order turns start."""

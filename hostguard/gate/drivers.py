@@ -1,4 +1,4 @@
-"""Which driver runs a turn: the one place where the sort of mind matters."""
+"""Chooses the driver of a turn. Only here does the sort of mind matter."""
 
 from __future__ import annotations
 

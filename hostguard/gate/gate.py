@@ -29,7 +29,7 @@ class Gate:
     _run_clients: RunClients
 
     def host(self) -> HostView:
-        """What the rule sees of the host."""
+        """The host as the rule sees it."""
         return HostView(
             len(self._live),
             self._live.oldest,
@@ -41,7 +41,7 @@ class Gate:
         )
 
     def view(self, mind: str) -> MindView:
-        """What the rule sees of a mind."""
+        """A mind as the rule sees it."""
         return MindView(
             mind,
             self._policy.mind_cap(mind) if mind in self._policy.config.minds else 0,
@@ -52,7 +52,7 @@ class Gate:
         )
 
     def verdict(self, row: Row) -> Verdict:
-        """Whether the row starts, folds or waits, at this moment."""
+        """Start, fold or hold: the verdict on the row at this moment."""
         if row.mind not in self._policy.config.minds:
             return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
         if row.kind is Kind.RUN and not self._run_clients.waits(row.id):

@@ -19,7 +19,7 @@ from hostguard.turns import exit_record
 
 
 class Phase(StrEnum):
-    """Where a slot's turn is."""
+    """The phase of a slot's turn."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -155,7 +155,7 @@ class Live:
         self._minds.setdefault(turn.live.mind, {})[turn.live.unit] = turn.live
 
     def remove(self, turn: Turn) -> bool:
-        """Free this turn's slot. False if it has none any more: a late or second end."""
+        """Free this turn's slot. False if it no longer has one: a late or second end."""
         if self.turns.get(turn.live.unit) is not turn:
             return False
         del self.turns[turn.live.unit]

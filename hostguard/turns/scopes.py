@@ -194,7 +194,7 @@ class Scopes:
             self._turn_ended.send(TurnEnded(turn, ending))
 
     def usage(self, turn: Turn) -> Usage:
-        """What the turn has used by now."""
+        """The use of the turn so far."""
         return of_scope(self.cgroup(turn.live.unit, turn.live.mind), self.disk)
 
     def account(self, turn: Turn) -> None:
@@ -208,7 +208,7 @@ class Scopes:
         self.free(turn, outcome.NEVER_BEGAN if turn.asked else ending)
 
     def owns(self, pid: int) -> bool:
-        """Whether a live turn was started around this very process."""
+        """True if a live turn was started around this process."""
         return any(turn.pid == pid for turn in self._live)
 
     async def stop(self, turn: Turn) -> None:
