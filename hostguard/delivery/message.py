@@ -29,14 +29,8 @@ WHILE_SLEEPING = ("skip", "queue", "trigger-wake")
 KINDS = (Kind.MESSAGE, Kind.SYSTEM, Kind.NOTICE, Kind.LIFECYCLE)
 # What a message may tell the mind in addition to its content, as Volute defines it.
 MIND_FIELDS = {
-    "conversationId",
-    "platform",
-    "isDM",
-    "participants",
-    "participantCount",
-    "typing",
-    "instructions",
-}
+    "conversationId", "platform", "isDM", "participants", "participantCount", "typing", "instructions",
+}  # fmt: skip
 SEND_FIELDS = {
     "to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt", "kind", "channel",
     "whileSleeping", *MIND_FIELDS,

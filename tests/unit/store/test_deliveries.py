@@ -213,3 +213,15 @@ def test_only_a_dead_letter_is_dropped(tmp_path):
         assert (row.state, row.ended_at) == (State.CANCELLED, 5)
 
     on_queue(tmp_path, work)
+
+
+def test_a_message_sent_again_with_its_key_answers_with_its_rows_of_now(tmp_path):
+    async def work(queue):
+        await stored(queue, message("a", key="k"))
+        await begun(queue, 1)
+        await queue.write(lambda db: deliveries.mark_posted(db, 1, "1", 8))
+        rows, fresh = await put(queue, message("a", key="k"))
+        assert (rows, fresh) == ([await get(queue, 1)], [])
+        assert rows[0].posted_at == 8
+
+    on_queue(tmp_path, work)
