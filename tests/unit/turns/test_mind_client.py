@@ -101,3 +101,17 @@ def test_nobody_listens() -> None:
     posted = asyncio.run(main())
     assert posted.outcome is Outcome.DOWN
     assert "http://127.0.0.1:9 accepts no connections" in posted.text
+
+
+@pytest.mark.parametrize("url", ["http://xn--a:4100", "http://\udc80:1", "http://[::1", "ftp://a"])
+def test_a_url_that_cannot_be_posted_to_is_refused(url: str) -> None:
+    """httpx raises what it likes there, such as a UnicodeError of idna."""
+
+    async def main() -> Posted:
+        client = MindClient()
+        try:
+            return await client.post(Mind("m", url=url), ROW, {"content": "hi"}, "7")
+        finally:
+            await client.close()
+
+    assert asyncio.run(main()).outcome is Outcome.REFUSED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import pytest
 from turned_on import MIND, keeping, row
@@ -31,41 +30,23 @@ M = Mind("m", url="http://127.0.0.1:9", limits=MIND.limits, idle_end=600)
 FAULTS = [ValueError("unexpected"), asyncio.CancelledError()]
 
 
-class Parts:
-    """A resident driver, its rows, its mind (`answers`) and what it did."""
+class Processes:
+    """In place of Adoption: `stays` are processes that cannot be moved, or what `end` raises."""
 
-    def __init__(self, keeper):
-        self.keeper, self.live = keeper, keeper.live
-        self.config = Config(minds={"m": M})
-        self.answers, self.posted, self.queued, self.settled, self.given_back = [], [], [], [], []
-        self.confirmed, self.folded, self.adopted, self.left, self.looked = [], [], [], [], []
-        self.stays, self.idle, self.empty, self.frozen, self.thawed = [], 0, False, {}, []
-        self.sessions, self.redrives, self.reads = [], [], {}
-        self.availability, self.dones = Availability(), DoneTracker(Waiters())
-        session_changed, redrive = Signal(), Signal()
-        session_changed.subscribe(self.sessions.append)
-        redrive.subscribe(self.redrives.append)
-        self.idle_watch = IdleWatch(self.live, self, self, self)
-        self.driver = ResidentDriver(
-            keeper.scopes, self.live, self, self, self.availability, self.dones, self, self, self, self,
-            self.idle_watch, session_changed, redrive,
-        )  # fmt: skip
+    def __init__(self, host):
+        self._host = host
+        self.adopted, self.left, self.looked, self.thawed, self.stays = [], [], [], [], []
+        self.idle, self.empty = 0, False
 
-    # adoption
-
-    async def begin_adoption(self, unit, mind, session, pid):
+    async def begin(self, unit, mind, session, pid):
         self.adopted.append((unit, session, pid))
-
-    def begin(self, *args):
-        # Both adoption and ledger have one.
-        return self.begin_adoption(*args) if isinstance(args[0], str) else self._begun(*args)
 
     async def end(self, unit):
         self.left.append(unit)
         if self.stays and isinstance(self.stays[0], Exception):
             raise self.stays.pop(0)
         if not self.stays:
-            self.keeper.host.empty(unit)
+            self._host.empty(unit)
         return self.stays
 
     def look(self, mind):
@@ -80,7 +61,15 @@ class Parts:
     def stood_still(self, unit, seconds):
         self.thawed.append((unit, seconds))
 
-    # the client
+    def close(self):
+        pass
+
+
+class Client:
+    """In place of MindClient: `answers` come first, then it takes all."""
+
+    def __init__(self):
+        self.answers, self.posted, self.opened = [], [], False
 
     def open(self):
         self.opened = True
@@ -95,9 +84,14 @@ class Parts:
         return answer
 
     async def close(self):
-        self.closed = True
+        pass
 
-    # the ledger
+
+class Ledger:
+    """Notes what is written; `reads` are what rows are found, instead of a row."""
+
+    def __init__(self):
+        self.reads, self.confirmed, self.folds, self.settled = {}, [], [], []
 
     async def fetch(self, id_):
         found = self.reads.get(id_, (row(id_), b'{"content":"x"}'))
@@ -107,21 +101,38 @@ class Parts:
             raise found
         return found
 
-    def _begun(self, delivery, turn, now):
+    def begin(self, delivery, turn, now):
         assert abs(now - time.time() * 1000) < 10_000
         return Waited(5, "behind")
 
     def confirm(self, delivery, turn):
         self.confirmed.append(delivery.id)
 
-    def folded_(self, delivery, turn, waited):
-        pass
+    def folded(self, delivery, turn, waited):
+        self.folds.append((delivery.id, waited))
 
     def settle(self, delivery, turn, ending, waited):
         self.settled.append((delivery.id, ending))
         return delivery.row if ending.failed or ending.back else None
 
-    # the rows
+
+class Parts:
+    """A resident driver and what it works with: also its rows, the configuration and what is frozen."""
+
+    def __init__(self, keeper):
+        self.keeper, self.live = keeper, keeper.live
+        self.config, self.frozen = Config(minds={"m": M}), {}
+        self.queued, self.given_back, self.sessions, self.redrives = [], [], [], []
+        self.processes, self.client, self.ledger = Processes(keeper.host), Client(), Ledger()
+        self.availability, self.dones = Availability(), DoneTracker(Waiters())
+        session_changed, redrive = Signal(), Signal()
+        session_changed.subscribe(self.sessions.append)
+        redrive.subscribe(self.redrives.append)
+        self.idle_watch = IdleWatch(self.live, self.processes, self, self)
+        self.driver = ResidentDriver(
+            keeper.scopes, self.live, self.processes, self.client, self.availability, self.dones, self.ledger,
+            self, self, self, self.idle_watch, session_changed, redrive,
+        )  # fmt: skip
 
     def first(self, live):
         return self.queued[0] if self.queued and live.takes_input else None
@@ -135,7 +146,7 @@ class Parts:
     def instructions(self, mind, session):
         return f"{mind}'s {session}"
 
-    def turn(self, **more):
+    def turn(self):
         turn = self.keeper.turn("7", row(7), self.driver, takes_input=True)
         turn.waited = Waited(3, "it")
         return turn
@@ -157,11 +168,6 @@ def driven(monkeypatch, tmp_path):
         async def main():
             async with keeping(monkeypatch) as keeper:
                 parts = Parts(keeper)
-                # The ledger's `folded` is a method, as the list of this name is what it got.
-                parts.driver._ledger = SimpleNamespace(
-                    fetch=parts.fetch, begin=parts._begun, confirm=parts.confirm, settle=parts.settle,
-                    folded=lambda delivery, turn, waited: parts.folded.append((delivery.id, waited)),
-                )  # fmt: skip
                 await work(parts)
                 await parts.driver.close()
                 for turn in parts.live:
@@ -170,18 +176,7 @@ def driven(monkeypatch, tmp_path):
 
         asyncio.run(main())
 
-    Parts.close_adoption = lambda self: None
     return run
-
-
-@pytest.fixture(autouse=True)
-def _both_close(monkeypatch):
-    # Adoption's close is no coroutine, the client's is.
-    class Closed:
-        def __await__(self):
-            yield from ()
-
-    monkeypatch.setattr(Parts, "close", lambda self: Closed())
 
 
 def test_a_turn_begins_with_a_post_in_a_delegated_scope(driven):
@@ -190,14 +185,14 @@ def test_a_turn_begins_with_a_post_in_a_delegated_scope(driven):
         assert parts.driver.takes_input
         assert parts.keeper.host.units[turn.live.unit]["Delegate"] is True
         assert turn.stub.anchored == paths.TURNS / "7"
-        assert parts.adopted == [(turn.live.unit, "main", turn.pid)]
-        [(id_, body, turn_id)] = parts.posted
+        assert parts.processes.adopted == [(turn.live.unit, "main", turn.pid)]
+        [(id_, body, turn_id)] = parts.client.posted
         assert (id_, turn_id) == (7, "7")
         assert "m's main" in str(body), "the session's instructions"
         assert (turn.phase, turn.resident.posted) == (Phase.RUNNING, True)
-        assert parts.confirmed == [7]
+        assert parts.ledger.confirmed == [7]
         assert parts.sessions == [SessionChanged("m", "main", True)]
-        assert parts.looked == ["m"]
+        assert parts.processes.looked == ["m"]
 
     driven(work)
 
@@ -212,21 +207,21 @@ def test_a_turn_begins_with_a_post_in_a_delegated_scope(driven):
 )
 def test_a_turn_that_its_mind_does_not_take_is_over(driven, answer, want, down):
     async def work(parts):
-        parts.answers = [answer]
+        parts.client.answers = [answer]
         turn = parts.turn()
         parts.driver.prepare(turn)
         assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
         await until(lambda: parts.keeper.over)
         assert parts.keeper.over == [(turn, want)]
         assert (parts.availability.why("m") is not None) == down
-        assert parts.confirmed == []
+        assert parts.ledger.confirmed == []
 
     driven(work)
 
 
 def test_a_cancelled_start_is_over_too(driven):
     async def work(parts):
-        parts.answers = [FAULTS[1]]
+        parts.client.answers = [FAULTS[1]]
         turn = parts.turn()
         parts.driver.prepare(turn)
         with pytest.raises(asyncio.CancelledError):
@@ -247,7 +242,7 @@ def test_a_guard_that_stops_leaves_the_post_to_the_next(driven):
             await parts.driver.close()
             return FAULTS[1]
 
-        parts.answers = [stops]
+        parts.client.answers = [stops]
         with pytest.raises(asyncio.CancelledError):
             await parts.driver.start(turn, M, turn.delivery, b"{}")
         await asyncio.sleep(0.05)
@@ -265,9 +260,9 @@ def test_a_turn_that_was_stopped_while_it_was_posted(driven):
             parts.keeper.host.empty(turn.live.unit)
             return TAKEN
 
-        parts.answers = [stopped]
+        parts.client.answers = [stopped]
         assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
-        assert parts.confirmed == [7], "its mind has it all the same"
+        assert parts.ledger.confirmed == [7], "its mind has it all the same"
         assert parts.sessions == []
 
     driven(work)
@@ -282,7 +277,7 @@ def test_done_before_the_answer(driven):
             assert parts.driver.done("m", "main", None, None) == []
             return TAKEN
 
-        parts.answers = [early]
+        parts.client.answers = [early]
         assert await parts.driver.start(turn, M, turn.delivery, b"{}")
         await until(lambda: parts.keeper.over)
         assert parts.keeper.over[0][1].outcome == "done"
@@ -301,7 +296,7 @@ def test_done_ends_the_sessions_turn(driven):
         assert (turn.phase, turn.live.takes_input) == (Phase.ENDING, False)
         assert parts.driver.done("m", "main", None, None) == []
         await until(lambda: parts.keeper.over)
-        assert parts.left == [turn.live.unit]
+        assert parts.processes.left == [turn.live.unit]
         [(_, ending)] = parts.keeper.over
         assert ending == Ending("done", "the mind reported that it is done with all sessions")
 
@@ -313,8 +308,8 @@ def test_rows_fold_into_the_turn_one_after_another(driven):
         parts.queued = [Row(8, "m", "main"), Row(9, "m", "main")]
         turn = await parts.started()
         await until(lambda: turn.resident.feeding is None)
-        assert [id_ for id_, *_ in parts.posted] == [7, 8, 9]
-        assert [id_ for id_, _ in parts.folded] == [8, 9]
+        assert [id_ for id_, *_ in parts.client.posted] == [7, 8, 9]
+        assert [id_ for id_, _ in parts.ledger.folds] == [8, 9]
         assert [(one.id, waited) for one, waited in turn.rows] == [
             (7, Waited(3, "it")), (8, Waited(5, "behind")), (9, Waited(5, "behind")),
         ]  # fmt: skip
@@ -328,13 +323,13 @@ def test_rows_fold_into_the_turn_one_after_another(driven):
 def test_a_row_that_does_not_fold_is_queued_again(driven, answer):
     async def work(parts):
         turn = await parts.started()
-        parts.queued, parts.answers = [Row(8, "m", "main")], [answer]
+        parts.queued, parts.client.answers = [Row(8, "m", "main")], [answer]
         parts.driver.feed(turn)
         await until(lambda: turn.resident.feeding is None)
-        [(id_, ending)] = parts.settled
+        [(id_, ending)] = parts.ledger.settled
         assert (id_, ending.failed, ending.back) == (8, answer is not DOWN, answer is DOWN)
         assert parts.given_back == [(8, 0)]
-        assert (turn.folded, parts.folded) == ([], [])
+        assert (turn.folded, parts.ledger.folds) == ([], [])
 
     driven(work)
 
@@ -346,11 +341,11 @@ def test_a_row_that_does_not_fold_is_queued_again(driven, answer):
 def test_a_row_that_cannot_be_read(driven, found, back):
     async def work(parts):
         turn = await parts.started()
-        parts.queued, parts.reads[8] = [Row(8, "m", "main")], found
+        parts.queued, parts.ledger.reads[8] = [Row(8, "m", "main")], found
         parts.driver.feed(turn)
         await until(lambda: turn.resident.feeding is None)
         assert parts.given_back == back
-        assert len(parts.posted) == 1
+        assert len(parts.client.posted) == 1
 
     driven(work)
 
@@ -363,10 +358,10 @@ def test_a_turn_that_ended_while_the_row_was_read(driven):
             parts.live.close_input(turn)
             return row(8), b"{}"
 
-        parts.queued, parts.reads[8] = [Row(8, "m", "main")], ends
+        parts.queued, parts.ledger.reads[8] = [Row(8, "m", "main")], ends
         parts.driver.feed(turn)
         await until(lambda: turn.resident.feeding is None)
-        assert (parts.given_back, len(parts.posted)) == ([(8, 0)], 1)
+        assert (parts.given_back, len(parts.client.posted)) == ([(8, 0)], 1)
 
     driven(work)
 
@@ -379,10 +374,10 @@ def test_a_turn_that_ended_while_the_row_was_posted(driven):
             parts.keeper.host.empty(turn.live.unit)
             return TAKEN
 
-        parts.queued, parts.answers = [Row(8, "m", "main")], [ends]
+        parts.queued, parts.client.answers = [Row(8, "m", "main")], [ends]
         parts.driver.feed(turn)
-        await until(lambda: parts.settled)
-        assert parts.settled == [(8, Ending("done", "its turn is over"))]
+        await until(lambda: parts.ledger.settled)
+        assert parts.ledger.settled == [(8, Ending("done", "its turn is over"))]
         assert turn.folded == []
 
     driven(work)
@@ -396,7 +391,7 @@ def test_done_during_a_post_or_after_a_recent_end_is_doubtful(driven, monkeypatc
             assert parts.driver.done("m", "main", None, None) == []
             return TAKEN
 
-        parts.queued, parts.answers = [Row(8, "m", "main")], [done]
+        parts.queued, parts.client.answers = [Row(8, "m", "main")], [done]
         parts.driver.feed(turn)
         await until(lambda: turn.folded)
         assert (turn.resident.doubtful, parts.keeper.over) == (True, [])
@@ -404,7 +399,7 @@ def test_done_during_a_post_or_after_a_recent_end_is_doubtful(driven, monkeypatc
         assert turn.resident.reported
         # quiet since: the watch ends it
         turn.resident.heard = turn.resident.fed = time.monotonic() - idle_watch.DOUBT_S - 1
-        parts.idle = 1000 * (idle_watch.DOUBT_S + 1)
+        parts.processes.idle = 1000 * (idle_watch.DOUBT_S + 1)
         parts.idle_watch._check(parts.driver.finish)
         assert turn.resident.ending.outcome == "done"
 
@@ -420,7 +415,11 @@ def test_a_quiet_turn_is_over(driven, idle_s, empty, frozen, want):
     async def work(parts):
         turn = await parts.started()
         turn.resident.heard = turn.resident.fed = time.monotonic() - 1000
-        parts.idle, parts.empty, parts.frozen = idle_s * 1000, empty, {turn.live.unit: 1} if frozen else {}
+        parts.processes.idle, parts.processes.empty, parts.frozen = (
+            idle_s * 1000,
+            empty,
+            {turn.live.unit: 1} if frozen else {},
+        )
         parts.idle_watch._check(parts.driver.finish)
         assert (turn.resident.ending.outcome if turn.resident.ending else None) == want
 
@@ -436,7 +435,7 @@ def test_time_that_a_turn_was_frozen_is_not_idleness(driven):
         assert turn.resident.heard == turn.resident.fed == before + 40
         parts.idle_watch.thawed(TurnThawed(turn.live.unit, 400))
         assert time.monotonic() - turn.resident.heard < 10
-        assert parts.thawed == [(turn.live.unit, 40), (turn.live.unit, 400)]
+        assert parts.processes.thawed == [(turn.live.unit, 40), (turn.live.unit, 400)]
 
     driven(work)
 
@@ -468,7 +467,7 @@ def test_a_mind_that_reports_is_up(driven):
 def test_processes_that_cannot_leave_are_stopped(driven, stays):
     async def work(parts):
         turn = await parts.started()
-        parts.stays = stays
+        parts.processes.stays = stays
         parts.driver.finish(turn, Ending("done", ""))
         await until(lambda: parts.keeper.over)
         assert ("stop_unit", turn.live.unit) in parts.keeper.host.calls
@@ -512,8 +511,10 @@ def test_an_earlier_guards_turn_goes_on(driven, posted):
         (paths.TURNS / "7").write_text("started\nanchor 4711\n")
         turn.phase, turn.resident = Phase.RUNNING, Resident(posted=posted)
         await parts.driver.resume(turn, M)
-        assert parts.adopted == [(turn.live.unit, "main", 4711)]
-        assert [id_ for id_, *_ in parts.posted] == ([] if posted else [7]), "what was not confirmed again"
+        assert parts.processes.adopted == [(turn.live.unit, "main", 4711)]
+        assert [id_ for id_, *_ in parts.client.posted] == ([] if posted else [7]), (
+            "what was not confirmed again"
+        )
         assert turn.resident.posted
         assert parts.sessions == [SessionChanged("m", "main", True)]
 
@@ -540,7 +541,7 @@ def test_a_turn_that_cannot_go_on_is_stopped(driven, mind, record):
 def test_a_resumed_turn_whose_row_cannot_be_read_comes_again(driven):
     async def work(parts):
         turn = await parts.started()
-        turn.resident.posted, parts.reads[7] = False, Unavailable("no")
+        turn.resident.posted, parts.ledger.reads[7] = False, Unavailable("no")
         await parts.driver.resume(turn, M)
         assert (turn.resident.ending.back, turn.resident.ending.failed) == (True, False)
 
@@ -552,7 +553,7 @@ def test_a_done_that_waited_for_the_guard(driven):
         turn = await parts.started()
         turn.resident.ending = Ending("done", "")
         await parts.driver.resume(turn, M)
-        assert (parts.left, len(parts.posted)) == ([turn.live.unit], 1)
+        assert (parts.processes.left, len(parts.client.posted)) == ([turn.live.unit], 1)
 
     driven(work)
 
@@ -562,7 +563,7 @@ def test_a_mind_that_is_resident_no_more_takes_nothing_more(driven):
         turn = await parts.started()
         await parts.driver.use(Config(minds={"m": M}))
         assert turn.live.takes_input
-        assert parts.opened
+        assert parts.client.opened
         await parts.driver.use(Config())
         assert turn.live.takes_input
         await parts.driver.use(Config(minds={"m": MIND}))
@@ -576,7 +577,7 @@ def test_an_anchor_that_cannot_be_let_go(driven):
         parts.keeper.host.errors["take"] = [OSError(11, "none is free")]
         turn = parts.turn()
         assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
-        assert (parts.posted, parts.adopted) == ([], [])
+        assert (parts.client.posted, parts.processes.adopted) == ([], [])
         assert parts.keeper.over[0][1].back
         assert outcome.RECORD_LOST not in [ending for _, ending in parts.keeper.over]
 
