@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any
 
 from hostguard.cli import client
 from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning
 from hostguard.core import paths
 from hostguard.core.admission import decide
+from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Fold, Hold, HostView, LiveTurn, Mind, MindView, Row, Start
 from hostguard.core.units import SLICE, parse_turn_unit, scope_properties, slice_mind, turn_unit
 from hostguard.systemd.dbus_blocking import Bus
@@ -156,7 +157,7 @@ def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope
     live = tuple(LiveTurn(scope.unit, scope.mind) for scope in scopes)
     host = HostView(len(live), live[0].unit if live else None, config.global_concurrent_turns)
     own = tuple(turn for turn in live if turn.mind == mind.name)
-    verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), _now())
+    verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), now_ms())
     assert not isinstance(verdict, Fold)  # no live turn takes input here
     return verdict
 
@@ -215,7 +216,3 @@ def _daemon_answers() -> bool:
     except CliError:
         return False
     return True
-
-
-def _now() -> int:
-    return round(time() * 1000)

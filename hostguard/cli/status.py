@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from time import time
-
 from hostguard.cli import client
 from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
 from hostguard.cli.render import colours, terminal_size, to_json
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
+from hostguard.core.clock import now_ms
 from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
 from hostguard.telemetry.headlines import QUIET, Line, busy_minds, news
@@ -64,7 +63,7 @@ def _print(status: Any, as_json: bool) -> None:
         print(to_json(status))
         return
     width, height = terminal_size()
-    print(screen(status, round(time() * 1000), width, height, colours()))
+    print(screen(status, now_ms(), width, height, colours()))
 
 
 def screen(status: Any, now: int, width: int | None, height: int | None, colour: bool) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from time import time
-
+from hostguard.core.clock import now_ms
 from hostguard.core.text import clock, duration, ms, size, table
 from hostguard.telemetry.headlines import hold_text, waits
 
@@ -52,13 +51,13 @@ def _turn(turn: Any, without_id: str = "-") -> tuple[str, ...]:
         turn.get("mind") or "-",
         turn.get("session") or "-",
         "stopping" if turn.get("stopping") else turn["state"],
-        duration(max(0.0, time() - turn["started_at"] / 1000)) if turn.get("started_at") else "",
+        duration(max(0.0, (now_ms() - turn["started_at"]) / 1000)) if turn.get("started_at") else "",
     )
 
 
 def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
     """Minds of the status with the reason for waiting, one per line, cut to `width` columns."""
-    now = round(time() * 1000)
+    now = now_ms()
     rows = [
         (
             mind["name"], _state(mind), f"{mind['live']}/{mind['cap']}", mind["held"],
@@ -85,7 +84,7 @@ def _kept(mind: Any) -> str:
 
 
 def _sessions(mind: Any) -> str:
-    now = time() * 1000
+    now = now_ms()
     return ", ".join(f"{one['session'] or '-'} {ms(now - one['since'])}" for one in mind.get("sessions", []))
 
 

@@ -18,6 +18,7 @@ from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.options import DURATION, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.config import schema
+from hostguard.core.clock import now_ms
 from hostguard.core.settings import Settings
 from hostguard.core.text import clock, duration, fields, safe, table
 from hostguard.pressure.rule import State
@@ -90,28 +91,20 @@ def _cap(cap: int | None) -> str:
 def _watch(as_json: bool) -> None:
     """Print one line a second, as vmstat does."""
     line = "{:19}  {:8}  {:>4}  {:>4}  {:>9}  {:>9}  {:>6}  {}"
-    titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE")
+    titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE\n")
     while True:
         answer = client.call("GET", "/v1/pressure")
-        if titles and not as_json:
-            click.echo(titles)
-        titles = ""
         if as_json:
-            click.echo(json.dumps({name: value for name, value in answer.items() if name != "samples"}))
+            text = json.dumps({name: value for name, value in answer.items() if name != "samples"})
         else:
             took, busy = answer["await_ms"], answer["busy_percent"]
-            click.echo(
-                line.format(
-                    clock(round(time.time() * 1000)) or "",
-                    answer["level"],
-                    _cap(answer["admit"]),
-                    answer["live"],
-                    _cap(answer["in_flight"]),
-                    "-" if took is None else f"{took:.0f} ms",
-                    "-" if busy is None else f"{busy:.0f} %",
-                    safe(answer["evidence"]),
-                )
-            )
+            text = titles + line.format(
+                clock(now_ms()), answer["level"], _cap(answer["admit"]), answer["live"],
+                _cap(answer["in_flight"]), "-" if took is None else f"{took:.0f} ms",
+                "-" if busy is None else f"{busy:.0f} %", safe(answer["evidence"]),
+            )  # fmt: skip
+            titles = ""
+        click.echo(text)
         sys.stdout.flush()
         time.sleep(WATCH_S)
 

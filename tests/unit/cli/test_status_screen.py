@@ -26,7 +26,7 @@ from hostguard.telemetry.headlines import BAD, INFO, WARN, news
 def _at_new_year(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(tables, "time", lambda: NOW / 1000)
+    monkeypatch.setattr(tables, "now_ms", lambda: NOW)
     yield
     monkeypatch.undo()
     time.tzset()
