@@ -108,7 +108,7 @@ class Parts:
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(), availability, self.done_tracker, self.ledger, self.rows,
-            self.routes, policy, self.idle_watch, session_changed, redrive,
+            self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
         )  # fmt: skip
         self.drivers = Drivers(ExecDriver(scopes), RunDriver(scopes, run_clients), self.residents)
         self.starter = Starter(

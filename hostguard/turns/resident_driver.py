@@ -57,7 +57,7 @@ class ResidentDriver(TurnDriver):
     _idle_watch: IdleWatch
     _session_changed: Signal[SessionChanged]
     _redrive: Signal[Redrive]
-    _tasks: Tasks = field(default_factory=Tasks, init=False)
+    _tasks: Tasks
     _closing: bool = field(default=False, init=False)
 
     async def use(self, config: Config) -> None:
@@ -151,6 +151,8 @@ class ResidentDriver(TurnDriver):
         body = payload.for_resident(row, raw, waited.ms, waited.behind, notes)
         assert turn.live.id is not None
         posted = await self._client.post(mind, row, body, turn.live.id)
+        if self._closing and posted.outcome is not Outcome.TAKEN:
+            raise asyncio.CancelledError  # the client was closed: the next guard posts it again
         if turn.resident is not None:
             turn.resident.heard = turn.resident.fed = time.monotonic()
         return posted

@@ -13,6 +13,7 @@ from hostguard.core import outcome, paths
 from hostguard.core.model import Config, Mind, Row, Waited
 from hostguard.core.outcome import Ending
 from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed
+from hostguard.core.tasks import Tasks
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdLost
@@ -131,7 +132,7 @@ class Parts:
         self.idle_watch = IdleWatch(self.live, self.processes, self, self)
         self.driver = ResidentDriver(
             keeper.scopes, self.live, self.processes, self.client, self.availability, self.dones, self.ledger,
-            self, self, self, self.idle_watch, session_changed, redrive,
+            self, self, self, self.idle_watch, session_changed, redrive, Tasks(),
         )  # fmt: skip
 
     def first(self, live):
@@ -233,14 +234,15 @@ def test_a_cancelled_start_is_over_too(driven):
     driven(work)
 
 
-def test_a_guard_that_stops_leaves_the_post_to_the_next(driven):
+@pytest.mark.parametrize("answer", [FAULTS[1], REFUSED, DOWN])
+def test_a_guard_that_stops_leaves_the_post_to_the_next(driven, answer):
     async def work(parts):
         turn = parts.turn()
         parts.driver.prepare(turn)
 
         async def stops():
             await parts.driver.close()
-            return FAULTS[1]
+            return answer
 
         parts.client.answers = [stops]
         with pytest.raises(asyncio.CancelledError):
