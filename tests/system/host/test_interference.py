@@ -54,7 +54,7 @@ def test_the_records_are_removed_while_a_turn_runs(guard: Guard) -> None:
     guard.cli("send", "@bob", "hello")
     wait_for(ran)
     run("rm", "-rf", "/run/hostguard/turns")
-    assert "not known" in done(guard, 1)["result"]["reason"]
+    assert "its result is unknown" in done(guard, 1)["result"]["reason"]
     guard.cli("send", "@bob", "again", "--wait")
     assert ran() == 2
 
