@@ -1,0 +1,278 @@
+"""Which processes are moved into a turn's scope and back. Cgroups and processes are tables here; tests/system/resident has real ones."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from until import until
+
+from hostguard.core import paths
+from hostguard.core.model import Mind
+from hostguard.core.signals import MindDied, Signal
+from hostguard.linux.cgroup import ROOT
+from hostguard.linux.process import Process
+from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.turns import adoption, mind_server
+from hostguard.turns.adoption import Adoption
+from hostguard.turns.mind_server import Server
+
+M = Mind("m", url="http://127.0.0.1:9")
+HOME = ROOT / "system.slice/m.service"
+SERVER, ANCHOR = 10, 50
+
+
+class Host:
+    """Where each process is, who started it; systemd moves them."""
+
+    def __init__(self, monkeypatch):
+        self.at = {SERVER: HOME}
+        self.found = {SERVER: Process(SERVER, 100, 1, 0.0, False)}
+        self.uids, self.read, self.killed, self.attached = {}, {}, [], []
+        self.errors = []
+        self.control_group = ""
+        monkeypatch.setattr(adoption, "members", self.members)
+        monkeypatch.setattr(mind_server, "members", self.members)
+        monkeypatch.setattr(adoption, "process", self.found.get)
+        monkeypatch.setattr(mind_server, "process", self.found.get)
+        monkeypatch.setattr(mind_server, "uid_of", lambda pid: self.uids.get(pid, 0))
+        monkeypatch.setattr(adoption, "storage", lambda pid: self.read.get(pid, (0, 0)))
+        monkeypatch.setattr(adoption, "populated", lambda scope: bool(self.members(scope)))
+        monkeypatch.setattr(adoption.os, "walk", lambda scope: [(str(scope), [], [])])
+        monkeypatch.setattr(adoption, "_kill", self.kill)
+        died = Signal()
+        self.died = []
+        died.subscribe(self.died.append)
+        self.adoption = Adoption(self, self.cgroup, died)
+        server = Server(M, self.found[SERVER], -1, 0, HOME, False, frozenset({self.found[SERVER]}))
+        self.server = server
+
+        async def find(mind):
+            return self.server
+
+        self.adoption._servers.find = find
+
+    def cgroup(self, unit, mind):
+        return ROOT / "hostguard.slice" / unit
+
+    def members(self, folder):
+        return [pid for pid, at in self.at.items() if at == folder]
+
+    def kill(self, anchor, scope):
+        self.killed.append(anchor)
+        self.at.pop(anchor, None)
+        return True
+
+    def begin(self, pid, parent=SERVER, at=HOME, started=200):
+        self.found[pid] = Process(pid, started, parent, 0.0, False)
+        self.at[pid] = at
+
+    def end(self, pid):
+        del self.found[pid], self.at[pid]
+
+    async def attach(self, unit, pids, below=""):
+        self.attached.append((unit, sorted(pids), below))
+        if self.errors:
+            raise self.errors.pop(0)
+        for pid in pids:
+            if pid in self.found:
+                self.at[pid] = HOME if unit == "m.service" else self.cgroup(unit, "m")
+
+    async def turn(self, unit="a.scope", session="s"):
+        self.at[ANCHOR + len(self.adoption._visits)] = self.cgroup(unit, "m")
+        await self.adoption.begin(unit, M, session, ANCHOR + len(self.adoption._visits))
+
+    def inside(self, unit="a.scope"):
+        return sorted(pid for pid in self.members(self.cgroup(unit, "m")) if pid < ANCHOR)
+
+
+@pytest.fixture
+def adopted(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "SESSIONS", tmp_path / "sessions")
+
+    def run(work):
+        async def main():
+            host = Host(monkeypatch)
+            await work(host)
+            host.adoption.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_new_processes_of_the_server_are_adopted_and_go_back(adopted):
+    async def work(host):
+        host.begin(11)
+        await host.turn()
+        assert host.inside() == [11]
+        host.begin(12, parent=11)
+        host.adoption.look("m")
+        await until(lambda: host.inside() == [11, 12])
+        host.begin(13, at=host.cgroup("a.scope", "m"))
+        assert await host.adoption.end("a.scope") == []
+        assert host.inside() == []
+        assert sorted(host.members(HOME)) == [SERVER, 11, 12, 13]
+        assert host.killed == [ANCHOR]
+        assert host.adoption._sessions[host.found[13]] == ("m", "s"), "what was born there, too"
+        assert paths.SESSIONS.exists()
+        assert await host.adoption.end("a.scope") == []
+
+    adopted(work)
+
+
+def test_a_process_is_its_sessions_and_its_children_are(adopted):
+    async def work(host):
+        host.begin(11)
+        await host.turn("a.scope", "s")
+        await host.adoption.end("a.scope")
+        host.begin(12, parent=11)
+        host.begin(13)
+        await host.turn("b.scope", "t")
+        assert host.inside("b.scope") == [13]
+        await host.adoption.end("b.scope")
+        await host.turn("c.scope", "s")
+        assert host.inside("c.scope") == [11, 12]
+
+    adopted(work)
+
+
+def test_a_new_process_is_the_youngest_turns(adopted):
+    async def work(host):
+        await host.turn("a.scope", "s")
+        await host.turn("b.scope", "t")
+        host.begin(11)
+        host.adoption.look("m")
+        await until(lambda: host.inside("b.scope") == [11])
+        assert host.inside("a.scope") == []
+
+    adopted(work)
+
+
+@pytest.mark.parametrize("what", ["server", "stranger", "other user", "serving", "unknown server"])
+def test_what_is_never_moved(adopted, what):
+    async def work(host):
+        host.begin(11, parent=1 if what == "stranger" else SERVER)
+        if what == "other user":
+            host.uids[11] = 5
+        if what == "serving":
+            host.server.serving = frozenset({host.found[SERVER], host.found[11]})
+        if what == "unknown server":
+            host.server.serving = frozenset()
+        await host.turn()
+        assert host.inside() == ([11] if what == "server" else [])
+        assert host.at[SERVER] == HOME
+
+    adopted(work)
+
+
+def test_everything_in_the_minds_own_unit_is_its_own(adopted):
+    async def work(host):
+        host.begin(11, parent=1)
+        host.server.own = True
+        await host.turn()
+        assert host.inside() == [11]
+
+    adopted(work)
+
+
+def test_one_process_that_is_gone_keeps_no_other(adopted):
+    async def work(host):
+        host.begin(11)
+        host.begin(12)
+        host.errors = [SystemdError("x", "one is gone")]
+        await host.turn()
+        assert host.inside() == [11, 12]
+        assert [pids for _, pids, _ in host.attached] == [[11, 12], [11], [12]]
+
+    adopted(work)
+
+
+def test_a_refusal_is_logged_once(adopted, caplog):
+    async def work(host):
+        host.begin(11)
+        host.errors = [SystemdLost("gone"), SystemdLost("gone")]
+        await host.turn()
+        host.adoption.look("m")
+        await until(lambda: host.inside() == [11])
+        assert caplog.text.count("not adopted") + caplog.text.count("cannot be") <= 1
+        assert len(caplog.records) == 1
+
+    adopted(work)
+
+
+@pytest.mark.parametrize("why", ["no server", "server died", "of an earlier server"])
+def test_what_cannot_go_back_is_left(adopted, why):
+    async def work(host):
+        await host.turn()
+        host.begin(11, at=host.cgroup("a.scope", "m"), started=50 if why == "of an earlier server" else 200)
+        if why == "no server":
+            host.server = host.adoption._visits["a.scope"].server = None
+        if why == "server died":
+            del host.found[SERVER]
+        assert await host.adoption.end("a.scope") == [11]
+        assert host.killed == [ANCHOR]
+
+    adopted(work)
+
+
+def test_idle_is_what_does_nothing(adopted):
+    async def work(host):
+        await host.turn()
+        assert host.adoption.idle_ms("unknown.scope") == 0
+        assert host.adoption.idle_ms("a.scope") == 0
+        assert not host.adoption.deserted("a.scope")
+        host.begin(11, at=host.cgroup("a.scope", "m"))
+        host.adoption.look("m")
+        await until(lambda: host.adoption._visits["a.scope"].adopted)
+        host.adoption.idle_ms("a.scope")
+        await asyncio.sleep(0.05)
+        assert host.adoption.idle_ms("a.scope") >= 50
+        host.adoption.stood_still("a.scope", 0.03)
+        assert 0 <= host.adoption.idle_ms("a.scope") - 20 < 2_000
+        host.adoption.stood_still("a.scope", 100)
+        assert host.adoption.idle_ms("a.scope") < 50
+        await asyncio.sleep(0.02)
+        host.read[11] = (0, 4096)
+        assert host.adoption.idle_ms("a.scope") == 0, "it wrote"
+        await asyncio.sleep(0.02)
+        assert host.adoption.idle_ms("a.scope") >= 20
+        host.found[11] = Process(11, 200, SERVER, 0.0, True)
+        assert host.adoption.idle_ms("a.scope") == 0, "it waits for a disk"
+        host.end(11)
+        assert host.adoption.deserted("a.scope")
+        assert not host.adoption.deserted("unknown.scope")
+
+    adopted(work)
+
+
+def test_a_scope_that_ended_without_the_driver_is_forgotten(adopted):
+    async def work(host):
+        await host.turn()
+        host.at.pop(ANCHOR)
+        host.adoption.look("m")
+        await until(lambda: not host.adoption._visits)
+
+    adopted(work)
+
+
+def test_what_an_earlier_guard_knew(adopted, monkeypatch):
+    known = Process(11, 200, SERVER, 0.0, False)
+    monkeypatch.setattr(adoption.process_sessions, "load", lambda: {known: ("m", "t")})
+
+    async def work(host):
+        host.begin(11, parent=1)
+        await host.turn("a.scope", "s")
+        assert host.inside() == [], "it is another session's"
+        await host.turn("b.scope", "t")
+        assert host.inside("b.scope") == [11], "an orphan that is known is the mind's"
+
+    adopted(work)
+
+
+def test_a_servers_death_is_reported(adopted):
+    async def work(host):
+        host.adoption._servers._on_died("m")
+        assert host.died == [MindDied("m")]
+
+    adopted(work)
