@@ -223,3 +223,24 @@ def test_each_row_goes_to_the_gate_a_batch_or_quarantine(tmp_path):
         host.parts.held.close()
 
     on_host(tmp_path, work)
+
+
+def test_a_message_that_is_refused_late_has_no_consequence(tmp_path, monkeypatch):
+    async def work(host):
+        await host.store("eve", key="k")
+        monkeypatch.setattr(accept, "ANSWER_S", 0.2)
+        first, second, begun = threading.Event(), threading.Event(), threading.Event()
+        host.queue.submit(lambda db: (begun.set(), first.wait(10)))
+        await asyncio.to_thread(begun.wait, 10)
+        host.queue.submit(lambda db: second.wait(10))  # in one commit with the message
+        sending = asyncio.create_task(host.store("eve", key="k", body=b'{"content":"y"}'))
+        await asyncio.sleep(0.02)
+        first.set()
+        with pytest.raises(Problem, match="again with the same key"):
+            await sending
+        second.set()
+        await host.queue.write(lambda db: None)
+        assert host.parts.backlog.total("eve") == 1
+        assert await host.queue.read(deliveries.last_id) == 1
+
+    on_host(tmp_path, work)

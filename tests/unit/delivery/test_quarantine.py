@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from onqueue import on_queue
 from played import managed
 from unmatched import ALL, NOTHING_MATCHES, store, unmatched
+from until import until
 
 from hostguard.core.model import Config, Mind, State
 from hostguard.core.signals import RoutesChanged
-from hostguard.delivery import planner
+from hostguard.delivery import planner, quarantine
 from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import QUARANTINE_MAX, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
+from hostguard.store.writer import Unavailable
 
 
 class Host:
@@ -183,3 +185,40 @@ def test_nothing_is_lost(tmp_path_factory, steps):
             assert planner.place("bob", host.routes["bob"], payload).state is State.QUARANTINED
 
     hosted(tmp_path_factory.mktemp("q"), work)
+
+
+def test_a_mind_that_was_removed_keeps_its_rows(tmp_path):
+    async def work(host):
+        await host.quarantine.start()
+        await host.send(unmatched())
+        host.routes["bob"] = ALL
+        host.quarantine.routes_changed(RoutesChanged("bob"))
+        host.parts.policy.config = Config()
+        assert await host.settled() == []
+        assert host.quarantine.count("bob") == 1
+
+    hosted(tmp_path, work)
+
+
+def test_a_database_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(quarantine, "AGAIN_S", 0.05)
+
+    async def work(host):
+        await host.quarantine.start()
+        row, *_ = await host.send(unmatched())
+        host.routes["bob"] = ALL
+        read = host.queue.read
+
+        async def fail(op):
+            host.queue.read = read
+            raise Unavailable("no such luck")
+
+        host.queue.read = fail
+        host.quarantine.routes_changed(RoutesChanged("bob"))
+        assert await host.settled() == []
+        assert host.quarantine.releasing("bob") is None
+        assert "no such luck" in caplog.text
+        await until(lambda: host.out)
+        assert await host.settled() == [row.id]
+
+    hosted(tmp_path, work)

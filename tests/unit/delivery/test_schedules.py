@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 from scheduling import DAY, HOUR, MINUTE, NOON, Host, beat, key, run
@@ -205,3 +206,18 @@ def test_the_timer_fires_by_itself(tmp_path):
             assert len(await host.rows()) == 1
 
     run(main())
+
+
+def test_a_schedule_that_does_not_run_has_no_next_time(tmp_path, caplog):
+    async def main():
+        off, nowhere = beat(enabled=False, name="off"), replace(beat(name="nowhere"), timezone="No/Where")
+        async with Host(tmp_path, off, nowhere, beat(name="on")) as host:
+            assert [host.scheduler.times(name) for name in ("off", "nowhere")] == [(None, None)] * 2
+            assert host.scheduler.times("on") == (NOON + HOUR, None)
+            assert set(host.scheduler.all()) == {"off", "nowhere", "on"}
+            await host.at(NOON + HOUR)
+            assert [row.key for row in await host.rows()] == [key(NOON + HOUR, "on")]
+            assert host.scheduler.times("on") == (NOON + 2 * HOUR, NOON + HOUR)
+
+    run(main())
+    assert "schedule nowhere: this host knows no time zone No/Where" in caplog.text

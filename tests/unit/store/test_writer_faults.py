@@ -222,3 +222,44 @@ def test_a_file_that_another_process_holds_costs_one_wait_for_all(tmp_path):
         await put(queue, message("later"))
 
     on_queue(tmp_path, work)
+
+
+def test_a_fault_of_a_write_is_its_own(tmp_path, caplog):
+    async def work(queue):
+        def wrong(db):
+            raise ZeroDivisionError
+
+        results = await asyncio.gather(queue.write(wrong), put(queue, message()), return_exceptions=True)
+        assert isinstance(results[0], Unavailable)
+        assert results[1][0][0].id == 1
+
+    on_queue(tmp_path, work)
+    assert "is wrong" in caplog.text
+
+
+def test_a_caller_that_left_is_passed_over(tmp_path):
+    async def work(queue):
+        gone = queue.submit(lambda db: deliveries.enqueue(db, message()))
+        gone.future.cancel()
+        await put(queue, message())
+        assert await queue.read(deliveries.last_id) == 2
+
+    on_queue(tmp_path, work)
+
+
+def test_a_write_that_never_succeeds_is_lost_at_the_stop_and_said(tmp_path, caplog):
+    async def work(queue):
+        def fails(db):
+            raise sqlite3.OperationalError("no such luck")
+
+        queue.submit(fails, keep=True)
+        await put(queue, message())
+
+    on_queue(tmp_path, work)
+    assert "1 writes to" in caplog.text
+
+
+def test_a_queue_that_cannot_be_opened_says_why(tmp_path):
+    (tmp_path / "queue.db").mkdir()
+    with pytest.raises(Unavailable, match=r"cannot open .*queue.db: "):
+        on_queue(tmp_path, lambda queue: None)
