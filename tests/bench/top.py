@@ -1,8 +1,8 @@
-"""What looking on costs: `hostguard top` on an 80x24 terminal, beside procps' top with the same pace.
+"""The cost of `hostguard top` on an 80x24 terminal, compared with procps' top at the same interval.
 
-Four turns write a little, twice a second, and twelve minds wait. For each: the CPU it takes, in % of one core,
-once it has begun, and the bytes that it sends to the terminal in a second. Beside them what the daemon takes
-while it is asked, and while nobody looks.
+Four turns write a little twice a second, and twelve minds wait. For each program: its CPU time in % of one core
+after its start, and the bytes per second that it sends to the terminal. Also the CPU time of the daemon, with
+`hostguard top` and without.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.rig.card import Card
 from tests.rig.screen import OnScreen
 
 ROUNDS = 3
-LOOK_S = 10.0
-BEGIN_S = 3.0  # until it has imported all, and shown its first screens
+LOOK_S = 10.0  # how long each is measured
+BEGIN_S = 3.0  # for imports and the first screens
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has taken."""
+    """The CPU time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -72,10 +72,10 @@ def main() -> None:
                 {
                     "hostguard top": lambda: look("hostguard top", "hostguard", "top"),
                     "top -d 1 (peer)": lambda: look("top -d 1 (peer)", "top", "-d", "1"),
-                    "hostguardd, nobody looks": alone,
+                    "hostguardd, without": alone,
                 },
             )
-            cpu["hostguardd, while it is asked"] = asked
+            cpu["hostguardd, with hostguard top"] = asked
             common.show("% of a core", cpu, "top -d 1 (peer)", aim="hostguard top below 2 %")
             common.show(
                 "bytes/s to the terminal", sent, "top -d 1 (peer)", aim="below 480: 9600 bit/s, half used"

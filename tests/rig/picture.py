@@ -1,4 +1,4 @@
-"""Runs the demo on a card that stops, with `hostguard top` on a terminal beside it, and keeps the screen as SVG.
+"""Runs the demo on a card that stops, records the screen of `hostguard top` meanwhile, and writes it as SVG.
 
 usage: picture.py FILE REPORT, in a guest. REPORT is what `hostguard report` writes once nothing waits.
 """
@@ -21,15 +21,15 @@ from tests.rig.screen import OnScreen
 
 ROOT = Path(__file__).parents[2]
 WIDTH, HEIGHT = 80, 24
-STILL_S = 20.0  # that the card stands still: the screen is kept in the middle of it
+STILL_S = 20.0  # how long the card stops; the screen is recorded in the middle
 KEPT_S = 8.0
 TITLE = "hostguard top: the card has stopped"
-# What rich's picture has of the network: its font. A monospaced one of the reader's does.
+# Rich's SVG loads its font from the network; a local monospaced one is enough.
 WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
 
 
 def svg(ansi: str) -> str:
-    """The picture of a screen."""
+    """The SVG of a screen."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="standard"
     )

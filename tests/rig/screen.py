@@ -1,4 +1,4 @@
-"""A terminal for tests: runs a command on a pty, and knows what stands on its screen."""
+"""A terminal for tests: runs a command on a pty and emulates its screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IGNORED = "tc"  # the window's title; Linux's shape of the cursor
 
 
 def rest(fd: int) -> bytes:
-    """What is still to be read of a terminal whose other end nobody has any more. It may come in parts."""
+    """The rest of the output of a terminal whose other end was closed."""
     said = b""
     with suppress(OSError):  # EIO: that was all
         while part := os.read(fd, 1 << 16):
@@ -33,9 +33,9 @@ def rest(fd: int) -> bytes:
 
 
 class Screen:
-    """The cells of a terminal, and the SGR of each.
+    """The cells of a terminal, and the SGR codes of each.
 
-    `modes` are the private ones that are set, `unknown` the codes that a vt100 has not.
+    `modes` are the private modes that are set, `unknown` the control sequences that were ignored.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -45,7 +45,7 @@ class Screen:
         self._style = ""
         self.modes: set[str] = set()
         self.unknown: set[str] = set()
-        self.styles: set[str] = set()  # all that SGR was given
+        self.styles: set[str] = set()  # all SGR sequences
         self._x = self._y = 0
         self._saved = (0, 0)  # a place of the cursor
         self._region = (0, height - 1)  # the lines that scroll
@@ -57,7 +57,7 @@ class Screen:
 
     @property
     def ansi(self) -> str:
-        """The text with its colours, and without moves of the cursor."""
+        """The text with SGR codes, but without other control sequences."""
         text, style = "", ""
         for row, styles in zip(self.cells, self._sgr, strict=True):
             for char, sgr in zip(row, styles, strict=True):
@@ -67,7 +67,7 @@ class Screen:
         return text.removesuffix("\n")
 
     def feed(self, text: str) -> None:
-        """Take what a program wrote."""
+        """Process the output of a program."""
         text = self._rest + text
         at = 0
         while at < len(text):
@@ -77,7 +77,7 @@ class Screen:
                 continue
             found = _CODE.match(text, at)
             if found is None:
-                break  # the rest of it comes later
+                break  # incomplete
             if found[3]:
                 self._do(found[1] is not None, found[2], found[3])
             elif found[5] == "7":
@@ -208,11 +208,11 @@ def _styled(style: str, arguments: str) -> str:
 
 
 class OnScreen:
-    """A command on a pty of this size. As a context it ends with it."""
+    """A command on a pty of this size. As a context manager it ends the command."""
 
     def __init__(self, *command: str, width: int = 80, height: int = 24, **environment: str) -> None:
         self.screen = Screen(width, height)
-        self.bytes = 0  # that the command wrote
+        self.bytes = 0  # written by the command
         self.raw = ""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
         self.fd, theirs = pty.openpty()
@@ -221,7 +221,7 @@ class OnScreen:
         env = {
             name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
         }
-        # A session of its own, with this terminal: Ctrl-C goes to it.
+        # A new session with this controlling terminal, so that Ctrl-C reaches it.
         self.process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", *command],
             stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm", **environment},
@@ -240,7 +240,7 @@ class OnScreen:
 
     @property
     def text(self) -> str:
-        """What stands on the screen now."""
+        """The text of the screen."""
         self._read(0)
         return self.screen.text
 
@@ -253,7 +253,7 @@ class OnScreen:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", height, width, 0, 0))
 
     def wait(self, shown: str | Callable[[str], object], seconds: float = 20) -> str:
-        """Wait until the screen matches a pattern, or a test of it holds; it."""
+        """Wait until the screen matches a pattern or a predicate; its text."""
         until = time.monotonic() + seconds
         while True:
             text = self.text
@@ -263,28 +263,28 @@ class OnScreen:
             self._read(0.1)
 
     def watch(self, seconds: float) -> int:
-        """Look on for so long; how many bytes came."""
+        """Read output for this long; the number of bytes."""
         until, before = time.monotonic() + seconds, self.bytes
         while (left := until - time.monotonic()) > 0:
             self._read(left)
         return self.bytes - before
 
     def ended(self, seconds: float = 20) -> int:
-        """Wait for the end; the exit code. What was written by then is on the screen."""
+        """Wait for the command to end, and read all its output; the exit code."""
         until = time.monotonic() + seconds
         while self.process.poll() is None:
-            assert time.monotonic() < until, "it goes on"
+            assert time.monotonic() < until, "it still runs"
             self._read(0.05)
         self._read(0)
         return self.process.returncode
 
     @property
     def is_as_before(self) -> bool:
-        """Whether the terminal has the settings that it had before."""
+        """Whether the terminal has its original settings."""
         return termios.tcgetattr(self.fd) == self.before
 
     def pid(self) -> int:
-        """The command's own, below setsid."""
+        """The pid of the command, which setsid may have forked."""
         children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         with open(children) as file:
             found = file.read().split()
@@ -297,7 +297,7 @@ class OnScreen:
         while select.select([self.fd], [], [], seconds)[0]:
             try:
                 raw = os.read(self.fd, 1 << 16)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end was closed
                 return
             if not raw:
                 return
