@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hostguard.cli import VERBS, client
-from hostguard.cli.group import cli
+from hostguard.cli import client
+from hostguard.cli.group import VERBS, cli
 from hostguard.cli.verbs.limit import parse_setting
 from hostguard.cli.verbs.logs import matches
 from hostguard.core import paths
