@@ -105,3 +105,16 @@ def test_what_an_earlier_turn_heard_is_forgotten(tmp_path):
         assert await host.contents() == []
 
     hosted(tmp_path, work)
+
+
+def test_a_batch_that_went_into_the_turn_is_what_was_heard_last(tmp_path):
+    async def work(host):
+        await host.begin_with("ann")  # in #a
+        await host.send(message("now", "ann", "#b"))
+        assert await host.contents() == [["now"]]
+        await host.send(message("1", "eve", "#a"))
+        assert await host.contents() == [["now"]], "not where the turn was told last"
+        await host.send(message("2", "eve", "#b"))
+        assert await host.contents() == [["now"], ["1", "2"]]
+
+    hosted(tmp_path, work)

@@ -221,3 +221,27 @@ def test_a_schedule_that_does_not_run_has_no_next_time(tmp_path, caplog):
 
     run(main())
     assert "schedule nowhere: this host knows no time zone No/Where" in caplog.text
+
+
+def test_a_closed_scheduler_fires_no_more(tmp_path):
+    async def main():
+        async with Host(tmp_path, beat()) as host:
+            host.scheduler.close()
+            await host.at(NOON + HOUR)
+            assert await host.rows() == []
+
+    run(main())
+
+
+def test_an_added_schedule_has_missed_nothing_and_one_for_once_has_no_note(tmp_path):
+    async def main():
+        async with Host(tmp_path) as host:
+            await host.scheduler.add(beat(name="tea"))
+            await host.scheduler.add(Schedule("once", "bob", at=NOON + HOUR, message="x"))
+            await host.idle()
+            assert await host.settings(FIRED) == {
+                "fired.tea": {"seen": NOON, "last": None, "of": "0 * * * * UTC"},
+            }
+            assert (await host.settings(SCHEDULE)).keys() == {"schedule.tea", "schedule.once"}
+
+    run(main())
