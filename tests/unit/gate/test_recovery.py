@@ -119,6 +119,17 @@ def test_a_turn_whose_scope_is_gone_ends_by_its_record(tmp_path, turns, record, 
     left(tmp_path, work)
 
 
+def test_a_row_that_could_not_be_started_before_its_mark_was_stored(tmp_path, turns):
+    async def work(host):
+        id_ = await host.row()
+        (turns / "1").write_text("not_started no such file\n")
+        await host.recovered()
+        row = await host.now(id_)
+        assert (row.state, row.attempts, row.result["outcome"]) == (State.QUEUED, 1, "not_started")
+
+    left(tmp_path, work)
+
+
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_row_that_ran_before_its_mark_was_stored(tmp_path, turns, lives):
     async def work(host):

@@ -482,6 +482,8 @@ ENDS = [
     ("posted", "started\n", {}, True, "gone"), ("stopped", "started\n", {"stopped": True}, True, "stopped"),
     ("not posted", "started\n", {}, False, "dismissed"), ("no record", None, {"released": True}, True, "exited"),
     ("too long", "started\n", {"max_turn": 0.0}, True, "timeout"),
+    ("too long for a POST", "started\n", {"max_turn": 0.0}, False, "timeout"),
+    ("an earlier guard's", "started\n", {"max_turn": 0.0, "begun": None}, False, "dismissed"),
 ]  # fmt: skip
 
 

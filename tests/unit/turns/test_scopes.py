@@ -14,7 +14,7 @@ from hostguard.core.model import Limits
 from hostguard.core.signals import Redrive, UnitStarted
 from hostguard.systemd.client import Scope
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.turns import scopes
+from hostguard.turns import scope_reaper, scopes
 from hostguard.turns.live import Phase
 
 UNIT = "hostguard-turn-m-7.scope"
@@ -79,6 +79,26 @@ async def test_its_slot_is_free_once_the_last_process_ended(keeper):
     await until(lambda: keeper.over)
     assert keeper.over == [(turn, keeper.driver.ending)]
     assert len(keeper.live) == 0
+
+
+def test_a_scope_that_systemd_does_not_see_end_is_stopped_if_it_is_ours(monkeypatch):
+    monkeypatch.setattr(scope_reaper, "REAP_S", 0.05)
+
+    async def run():
+        async with keeping(monkeypatch) as keeper:
+            for turn in (keeper.turn("7"), keeper.turn("8")):
+                await keeper.scopes.start_stub(turn, MIND.limits, lambda *_: None)
+            keeper.host.processes["any.scope"] = {1}
+            keeper.scopes.scope_new(Scope("any.scope", "m"))
+            keeper.host.listener = None  # systemd reports nothing
+            for name in [*keeper.live.turns]:
+                keeper.host.empty(name, report=False)
+                keeper.scopes.free(keeper.live.turns[name], keeper.driver.ending)
+            await asyncio.sleep(0.2)
+            stopped = [call[1] for call in keeper.host.calls if call[0] == "stop_unit"]
+            assert sorted(stopped) == ["hostguard-turn-m-7.scope", "hostguard-turn-m-8.scope"]
+
+    asyncio.run(run())
 
 
 @kept
