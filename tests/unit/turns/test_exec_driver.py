@@ -54,6 +54,12 @@ def test_a_record_that_cannot_be_made(turns):
 ENDS = [
     ("exit", "started\nexit 3\n", {}, outcome.Ending("exited", "exit status 3", 3)),
     ("stopped", "started\nexit 3\n", {"stopped": True}, outcome.Ending("stopped", "was asked to stop", 3)),
+    (
+        "stopped by us",
+        "started\nexit 3\n",
+        {"stopped": True, "asked": True},
+        outcome.Ending("stopped", "", 3),
+    ),
     ("never let run", "", {}, outcome.ending(outcome.Record(), False, 0, None)),
     ("never let run, as asked", "", {"asked": True}, outcome.NEVER_BEGAN),
     ("removed", None, {"released": True}, outcome.RECORD_LOST),

@@ -397,6 +397,8 @@ def test_done_during_a_post_or_after_a_recent_end_is_doubtful(driven, monkeypatc
         parts.driver.feed(turn)
         await until(lambda: turn.folded)
         assert (turn.resident.doubtful, parts.keeper.over) == (True, [])
+        parts.driver.heard("m", "other")
+        assert not turn.resident.reported
         parts.driver.heard("m", "main")
         assert turn.resident.reported
         # quiet since: the watch ends it

@@ -54,6 +54,12 @@ async def test_a_turn_runs_in_a_scope_with_its_limits(keeper):
     assert properties["Slice"] == "hostguard-m.slice"
     assert properties["PIDs"] == [turn.pid]
     assert properties["TasksMax"] == 9
+    assert properties["CollectMode"] == "inactive-or-failed"
+    accounting = {"CPUAccounting", "MemoryAccounting", "TasksAccounting", "IOAccounting"}
+    assert all(properties[name] is True for name in accounting)
+    named = {"Description", "Slice", "PIDs", "TasksMax", "CollectMode", "RuntimeMaxUSec"}
+    assert set(properties) == accounting | named
+    assert properties["RuntimeMaxUSec"] == 60_000_000
     assert "Delegate" not in properties
     assert keeper.checked == [(UNIT, MIND.limits)], "its limits are read back before it runs"
     assert keeper.over == []
