@@ -258,7 +258,8 @@ class OnScreen:
         while True:
             text = self.text
             if shown(text) if callable(shown) else re.search(shown, text, re.M):
-                return text
+                self._read(0.1)  # the rest of a screen that comes in parts
+                return self.screen.text
             assert time.monotonic() < until, f"no {shown!r} in\n{text}"
             self._read(0.1)
 
