@@ -76,7 +76,10 @@ def live(found, mind="bob"):
 def test_a_service_is_started_and_its_note_removed(tmp_path):
     async def work(services, systemd, found):
         found.settings.keep(START.to("bob", True))
+        submitted, submit = [], found.queue.submit
+        found.queue.submit = lambda op, **how: submitted.append(how) or submit(op, **how)
         await services.start("bob")
+        assert submitted == [{"durable": False, "keep": True}], "no fsync: at worst it is started once more"
         assert systemd.asked == [("start", "bob.service")]
         assert services.up == ["bob.service"]
         assert found.settings.get(START, "bob") is None
