@@ -223,6 +223,22 @@ def test_every_row_of_a_turn_is_accounted_for(guarded):
     guarded(work)
 
 
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_row_that_folds_is_fed_at_once_whatever_is_paused(guarded, paused):
+    async def work(guard):
+        guard.live.add(Turn(LiveTurn("x.scope", "a", "s", "9", True), 0, Phase.RUNNING, driver=guard.driver))
+        if paused:
+            guard.settings.use(PAUSE.to("", True))
+        guard.backlog.add(Row(1, "b", "s"), now_ms())
+        guard.backlog.add(Row(2, "a", "s"), now_ms())
+        guard.dispatcher.pump()
+        assert set(guard.driver.fed) == {"x.scope"}
+        assert guard.begun == ([] if paused else [1])
+        assert guard.backlog.has(2, "a", "s"), "the driver takes it"
+
+    guarded(work)
+
+
 def test_a_mind_that_is_up_again_is_offered_its_rows_and_turns(guarded):
     async def work(guard):
         guard.live.add(Turn(LiveTurn("x.scope", "a", "t", "9", True), 0, Phase.RUNNING, driver=guard.driver))
