@@ -244,3 +244,20 @@ def test_a_wake_that_the_card_does_not_take_is_tried_again_after_a_pause(tmp_pat
         assert tries[2] - tries[0] >= 0.2
 
     on_host(tmp_path, work)
+
+
+def test_a_mind_whose_time_has_come_is_woken_by_one_task_alone(tmp_path):
+    async def work(host):
+        await host.fall_asleep(until=now_ms() + HOUR)
+
+        async def fails(*args, **more):
+            raise unavailable("x")
+
+        host.sleeper._wake = fails
+        host.skew = 2 * HOUR
+        for _ in range(3):
+            host.sleeper.check()
+            await asyncio.sleep(0.01)
+        assert len(host.sleeper._tasks) == 1
+
+    on_host(tmp_path, work)

@@ -298,3 +298,22 @@ def test_kinds_are_kept(tmp_path):
         assert await queue.read(lambda db: list(deliveries.queued(db))) == []
 
     on_queue(tmp_path, work)
+
+
+def test_a_commit_is_synchronous_if_one_of_its_writes_has_to_be_durable(tmp_path):
+    def level(db):
+        return db.execute("PRAGMA synchronous").fetchone()[0]
+
+    async def work(queue):
+        normal, full = 1, 2
+        assert await queue.write(level) == full
+        assert await queue.write(level, durable=False) == normal
+        go, begun = threading.Event(), threading.Event()
+        held = queue.submit(lambda db: (begun.set(), go.wait(10)), durable=False)
+        await asyncio.to_thread(begun.wait, 10)
+        together = [queue.submit(level, durable=durable) for durable in (False, True)]
+        go.set()
+        await held.future
+        assert [await write.future for write in together] == [full, full]
+
+    on_queue(tmp_path, work)
