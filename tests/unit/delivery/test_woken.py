@@ -261,3 +261,17 @@ def test_a_mind_whose_time_has_come_is_woken_by_one_task_alone(tmp_path):
         assert len(host.sleeper._tasks) == 1
 
     on_host(tmp_path, work)
+
+
+def test_a_woken_mind_is_awake_for_good_once_its_time_has_come(tmp_path):
+    async def work(host):
+        settings = host.parts.settings
+        later = {"until": now_ms() + HOUR}
+        settings.use(WOKEN.to("bob", later), WOKEN.to("two", {"until": None}), WOKEN.to("run", True))
+        host.sleeper.check()
+        assert settings.all(WOKEN) == {"bob": later, "run": True, "two": {"until": None}}
+        host.skew = 2 * HOUR
+        host.sleeper.check()
+        assert settings.all(WOKEN) == {"run": True, "two": {"until": None}}
+
+    on_host(tmp_path, work)
