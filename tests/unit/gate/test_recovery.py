@@ -160,9 +160,11 @@ def test_a_record_of_a_turn_that_never_ran_is_removed(tmp_path, turns, name):
 def test_a_scope_without_a_row_keeps_its_record(tmp_path, turns):
     async def work(host):
         (turns / "9").touch()
+        (turns / "3").touch()
         host.live("m", "9")
         await host.recovered()
         assert (turns / "9").exists()
+        assert host.parts.ledger.floor == 9
 
     left(tmp_path, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from turned_on import MIND, keeping, row
@@ -296,6 +297,7 @@ def test_done_ends_the_sessions_turn(driven):
         [done] = parts.driver.done("m", None, "id", None)
         assert (done.row, done.message_id) == (7, "id")
         assert (turn.phase, turn.live.takes_input) == (Phase.ENDING, False)
+        assert turn.used is not None, "read while its processes are in the scope"
         assert parts.driver.done("m", "main", None, None) == []
         await until(lambda: parts.keeper.over)
         assert parts.processes.left == [turn.live.unit]
@@ -426,6 +428,19 @@ def test_a_quiet_turn_is_over(driven, idle_s, empty, frozen, want):
         )
         parts.idle_watch._check(parts.driver.finish)
         assert (turn.resident.ending.outcome if turn.resident.ending else None) == want
+
+    driven(work)
+
+
+@pytest.mark.parametrize(("idle_end", "delay"), [(600, idle_watch.CHECK_S), (2, 0.5)])
+def test_how_often_turns_are_checked(driven, idle_end, delay):
+    async def work(parts):
+        parts.config = Config(minds={"m": replace(M, idle_end=idle_end)})
+        await parts.started()
+        loop = asyncio.get_running_loop()
+        assert delay - 0.3 < parts.idle_watch._timer.when() - loop.time() <= delay
+        parts.idle_watch.close()
+        assert parts.idle_watch._timer.cancelled()
 
     driven(work)
 

@@ -331,6 +331,7 @@ async def test_the_list_is_the_truth(keeper):
     keeper.scopes.systemd_up([Scope("new.scope", "m"), Scope("empty.scope", "m")])
     assert keeper.scopes.connected
     assert {one.live.unit for one in keeper.live} == {starting.live.unit, "new.scope"}
+    assert not starting.gone, "the list may be older than its start"
     assert keeper.over == [(turn, keeper.driver.ending)]
     assert keeper.redrives == [Redrive()]
 
