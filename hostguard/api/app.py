@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -115,19 +115,15 @@ class Status:
         return f"{line}; paused" if host.paused else line
 
 
+@dataclass(eq=False)
 class Operator:
     """The handlers of this module. `reload` reads the configuration again and raises ConfigError."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        control: Control,
-        events: RecentEvents,
-        status: Callable[[], Json],
-        reload: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._policy, self._control, self._events = policy, control, events
-        self._status, self._reload = status, reload
+    _policy: Policy
+    _control: Control
+    _events: RecentEvents
+    _status: Callable[[], Json]
+    _reload: Callable[[], Awaitable[None]]
 
     @on("GET", "/v1/status")
     async def _get_status(self, request: Request) -> Response:

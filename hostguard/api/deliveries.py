@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -47,21 +48,17 @@ class Waiting:
         return self._waiters.waiter(id_)
 
 
+@dataclass(eq=False)
 class Deliveries:
     """The handlers of this module."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        acceptor: Acceptor,
-        queue: Queue,
-        backlog: Backlog,
-        waiting: Waiting,
-        control: DeliveryControl,
-        views: Views,
-    ) -> None:
-        self._policy, self._acceptor, self._queue, self._backlog = policy, acceptor, queue, backlog
-        self._waiting, self._control, self._views = waiting, control, views
+    _policy: Policy
+    _acceptor: Acceptor
+    _queue: Queue
+    _backlog: Backlog
+    _waiting: Waiting
+    _control: DeliveryControl
+    _views: Views
 
     @on("POST", "/v1/deliveries")
     async def _send(self, request: Request) -> Response:
@@ -82,9 +79,8 @@ class Deliveries:
         limit, after = min(number(query.get("limit"), 100), LIST_MAX), number(query.get("after"), 0)
         mind = query.get("mind")
         rows = await requests.read(self._queue, lambda db: deliveries.select(db, states, mind, after, limit))
-        total = len(self._backlog) + self._backlog.later
         shown = [self._views.delivery(row) for row in rows]
-        return JSONResponse({"deliveries": shown, "total_queued": total})
+        return JSONResponse({"deliveries": shown, "total_queued": len(self._backlog) + self._backlog.later})
 
     @on("GET", "/v1/deliveries/{id:int}")
     async def _one(self, request: Request) -> Response:
@@ -104,20 +100,16 @@ class Deliveries:
 
     @on("GET", "/v1/deliveries/{id:int}/why")
     async def _why(self, request: Request) -> Response:
-        row = await self._control.find(request.path_params["id"])
-        return JSONResponse(self._views.why(row))
+        return JSONResponse(self._views.why(await self._control.find(request.path_params["id"])))
 
     @on("POST", "/v1/deliveries/{id:int}/cancel")
     async def _cancel(self, request: Request) -> Response:
-        row = await self._control.cancel(request.path_params["id"])
-        return JSONResponse(self._views.delivery(row))
+        return JSONResponse(self._views.delivery(await self._control.cancel(request.path_params["id"])))
 
     @on("POST", "/v1/deliveries/{id:int}/retry")
     async def _retry(self, request: Request) -> Response:
-        row = await self._control.retry(request.path_params["id"])
-        return JSONResponse(self._views.delivery(row))
+        return JSONResponse(self._views.delivery(await self._control.retry(request.path_params["id"])))
 
     @on("POST", "/v1/deliveries/{id:int}/drop")
     async def _drop(self, request: Request) -> Response:
-        row = await self._control.drop(request.path_params["id"])
-        return JSONResponse(self._views.delivery(row))
+        return JSONResponse(self._views.delivery(await self._control.drop(request.path_params["id"])))

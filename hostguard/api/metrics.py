@@ -11,6 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ from hostguard.telemetry.counters import Counters, Histogram
 from hostguard.turns.live import Live
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 MINDS_MAX = 100  # minds with series of their own
 Labels = tuple[str, ...]  # names, or values, of one series
@@ -44,23 +45,19 @@ OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is 
 LIBRARY = "prometheus_client"
 
 
+@dataclass(eq=False)
 class Metrics:
     """Reads the guard's memory, and counters of the kernel, which are in memory too."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        live: Live,
-        gate: Gate,
-        backlog: Backlog,
-        held_back: HeldRows,
-        ledger: Ledger,
-        monitor: Monitor,
-        counters: Counters,
-    ) -> None:
-        self._policy, self._live, self._gate, self._backlog = policy, live, gate, backlog
-        self._held_back, self._ledger, self._monitor, self._counts = held_back, ledger, monitor, counters
-        self._shown: Collection[str] = ()
+    _policy: Policy
+    _live: Live
+    _gate: Gate
+    _backlog: Backlog
+    _held_back: HeldRows
+    _ledger: Ledger
+    _monitor: Monitor
+    _counts: Counters
+    _shown: Collection[str] = field(default=(), init=False)
 
     @on("GET", "/metrics")
     async def _get(self, request: Request) -> Response:
@@ -133,9 +130,7 @@ class Metrics:
         zeros: dict[Labels, float] = {(str(reason),): 0.0 for reason in Reason}
         yield _counter("hostguard_holds", text, ("reason",), zeros | _keyed(counts.holds))
         text = "How long deliveries were held before they went into a turn, by the first reason."
-        held_s: dict[Labels, Histogram] = {
-            (reason,): histogram for reason, histogram in counts.held_s.items()
-        }
+        held_s: dict[Labels, Histogram] = {(reason,): times for reason, times in counts.held_s.items()}
         yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
         text = "Deliveries that became dead letters after ten failed attempts; see hostguard dead list."
         yield self._by_mind("hostguard_dead_letters", text, counts.dead)
@@ -154,20 +149,14 @@ class Metrics:
         if name is None or disk is None:
             return
         labels = ("device", "op")
-        done: Values = {
-            (name, "read"): disk.reads,
-            (name, "write"): disk.writes,
-            (name, "flush"): disk.flushes,
-        }
+        done = {"read": disk.reads, "write": disk.writes, "flush": disk.flushes}
         text = "Requests that the guarded disk completed."
-        yield _counter("hostguard_device_requests", text, labels, done)
-        took: Values = {
-            (name, "read"): disk.read_ms / 1000,
-            (name, "write"): disk.write_ms / 1000,
-            (name, "flush"): disk.flush_ms / 1000,
-        }
+        counts: Values = {(name, op): count for op, count in done.items()}
+        yield _counter("hostguard_device_requests", text, labels, counts)
+        took = {"read": disk.read_ms, "write": disk.write_ms, "flush": disk.flush_ms}
         text = "Total time of these requests; divided by their number, it is the latency of the disk."
-        yield _counter("hostguard_device_request_seconds", text, labels, took)
+        times: Values = {(name, op): ms / 1000 for op, ms in took.items()}
+        yield _counter("hostguard_device_request_seconds", text, labels, times)
         text = "Requests that the guarded disk has not completed."
         yield _gauge("hostguard_device_requests_in_flight", text, ("device",), {(name,): disk.in_flight})
 
@@ -191,16 +180,16 @@ class Metrics:
 def _counter(name: str, text: str, labels: Labels, values: Values) -> Metric:
     from prometheus_client.core import CounterMetricFamily
 
-    family = CounterMetricFamily(name, text, labels=labels)
-    for of, value in values.items():
-        family.add_metric(of, value)
-    return family
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
 def _gauge(name: str, text: str, labels: Labels, values: Values) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(name, text, labels=labels)
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
     for of, value in values.items():
         family.add_metric(of, value)
     return family

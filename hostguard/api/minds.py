@@ -46,12 +46,10 @@ class Minds:
     async def _token(self, request: Request) -> Response:
         # A new token; an older one ends.
         name = self._mind(request)
-        intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
+        await _body(request, set())
         if self._policy.config.minds[name].token is not None:
-            raise conflict(
-                f"the token of {name} is set in the configuration, which takes precedence: change or remove"
-                f" minds.{name}.token"
-            )
+            why = f"the token of {name} is set in the configuration, which takes precedence"
+            raise conflict(f"{why}: change or remove minds.{name}.token")
         token = secrets.token_urlsafe(TOKEN_BYTES)
         await self._settings.change(TOKEN.to(name, token_hash(token)))
         return JSONResponse({"mind": name, "token": token}, headers={"Cache-Control": "no-store"})
@@ -60,17 +58,15 @@ class Minds:
     async def _sleep(self, request: Request) -> Response:
         # A notice goes to the mind, which sleeps once that turn ends.
         name = self._mind(request)
-        body = await json_object(request, BODY_MAX, optional=True)
-        intake.known_fields(body, {"until"})
-        until = intake.time(body, "until")
-        await self._sleeper.sleep(name, until or None)
+        body = await _body(request, {"until"})
+        await self._sleeper.sleep(name, intake.time(body, "until") or None)
         return JSONResponse(self._views.mind(name))
 
     @on("POST", "/v1/minds/{name}/wake")
     async def _wake(self, request: Request) -> Response:
         # Answered once its unit, if it has one, is up.
         name = self._mind(request)
-        intake.known_fields(await json_object(request, BODY_MAX, optional=True), set())
+        await _body(request, set())
         await self._sleeper.wake(name, "by request")
         return JSONResponse(self._views.mind(name))
 
@@ -78,8 +74,7 @@ class Minds:
     async def _route(self, request: Request) -> Response:
         # Where the mind's routes lead a message, which is not sent.
         name, config = self._mind(request), self._policy.config
-        body = await json_object(request, BODY_MAX, optional=True)
-        intake.known_fields(body, ROUTE_FIELDS)
+        body = await _body(request, ROUTE_FIELDS)
         message = intake.message({"content": "", **body, "to": f"@{name}"}, config, now_ms())
         routes = self._route_files.get(name)
         if routes is None:
@@ -93,6 +88,12 @@ class Minds:
 
     def _mind(self, request: Request) -> str:
         return known_mind(request.path_params["name"], self._policy.config).name
+
+
+async def _body(request: Request, fields: set[str]) -> dict[str, Any]:
+    body = await json_object(request, BODY_MAX, optional=True)
+    intake.known_fields(body, fields)
+    return body
 
 
 def _routed(found: Routed) -> dict[str, Any]:

@@ -22,8 +22,7 @@ class Pressure:
     """The handlers of this module."""
 
     def __init__(self, monitor: Monitor, gate: Gate) -> None:
-        self._monitor = monitor
-        self._gate = gate
+        self._monitor, self._gate = monitor, gate
 
     @on("GET", "/v1/pressure")
     async def _now(self, request: Request) -> Response:

@@ -40,9 +40,8 @@ def parse(body: Mapping[str, Any], config: Config) -> Schedule:
         try:
             table[field] = _moment(value) if field == "at" and isinstance(value, int) else key.parse(value)
         except (ValueError, OverflowError) as error:
-            raise bad_request(
-                f"{field}{f': {error}' if str(error) else ''}; allowed: {key.allowed}"
-            ) from None
+            why = f": {error}" if str(error) else ""
+            raise bad_request(f"{field}{why}; allowed: {key.allowed}") from None
     if fault := schedule_fault(table, config.minds):
         raise bad_request(f"schedule {name}: {fault}")
     return Schedule(name, **table)

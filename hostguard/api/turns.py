@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,25 +26,20 @@ from hostguard.turns.live import Live
 from hostguard.turns.scopes import Scopes
 
 
+@dataclass(eq=False)
 class Turns:
     """The handlers of this module."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        acceptor: Acceptor,
-        queue: Queue,
-        live: Live,
-        scopes: Scopes,
-        run_clients: RunClients,
-        waiting: Waiting,
-        control: Control,
-        delivery_control: DeliveryControl,
-        views: Views,
-    ) -> None:
-        self._policy, self._acceptor, self._queue, self._live = policy, acceptor, queue, live
-        self._scopes, self._run_clients, self._waiting = scopes, run_clients, waiting
-        self._control, self._delivery_control, self._views = control, delivery_control, views
+    _policy: Policy
+    _acceptor: Acceptor
+    _queue: Queue
+    _live: Live
+    _scopes: Scopes
+    _run_clients: RunClients
+    _waiting: Waiting
+    _control: Control
+    _delivery_control: DeliveryControl
+    _views: Views
 
     @on("GET", "/v1/turns")
     async def _list(self, request: Request) -> Response:

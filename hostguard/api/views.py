@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hostguard.core import outcome
@@ -29,22 +29,18 @@ USAGES = 64
 NOTHING = Usage(None, None, None, None)
 
 
+@dataclass(eq=False)
 class Views:
     """What GET answers about deliveries, turns and minds, at this moment."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        live: Live,
-        scopes: Scopes,
-        gate: Gate,
-        backlog: Backlog,
-        held_back: HeldRows,
-        ledger: Ledger,
-        monitor: Monitor,
-    ) -> None:
-        self._policy, self._live, self._scopes, self._gate = policy, live, scopes, gate
-        self._backlog, self._held_back, self._ledger, self._monitor = backlog, held_back, ledger, monitor
+    _policy: Policy
+    _live: Live
+    _scopes: Scopes
+    _gate: Gate
+    _backlog: Backlog
+    _held_back: HeldRows
+    _ledger: Ledger
+    _monitor: Monitor
 
     def delivery(self, row: Delivery, payload: bytes | None = None) -> Json:
         """One row; `hold` says why it waits."""

@@ -68,7 +68,6 @@ class Pages:
 
     @on("GET", "/")
     async def _page(self, request: Request) -> Response:
-        # The page.
         from hostguard.telemetry.page import policy, render
 
         hours = span_of(request, "hours", 24)
@@ -93,8 +92,7 @@ class Pages:
     @on("POST", "/v1/turns/{id}/stop")
     async def _stop(self, request: Request) -> Response:
         check_token(request, self._policy)
-        turn = await self._control.stop(request.path_params["id"])
-        return JSONResponse({"id": turn.live.id})
+        return JSONResponse({"id": (await self._control.stop(request.path_params["id"])).live.id})
 
 
 class OwnOrigin:
