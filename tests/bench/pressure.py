@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hostguard.cli.demo.bystander import Bystander
 from hostguard.cli.demo.results import Felt, felt
+from hostguard.cli.demo.watch import Bystander
 from tests.bench import common
 from tests.rig.card import Card
 

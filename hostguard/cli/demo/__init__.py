@@ -7,9 +7,8 @@ run a third time, and the card stops meanwhile.
     plan        pure   the minds, and the command of a turn
     results     pure   turns, phases, percentiles, failed promises
     draw        pure   timelines and tables as text, the JSON
-    host               the changes to the host, and their undoing
-    bystander          the process that measures the delay
-    plain, guarded, stopped   the phases
-    view               output while they run
-    signals            Ctrl-C between two changes to the host, not during one
+    host               the changes to the host and their undoing; Ctrl-C between two of them, not during one
+    watch              the process that measures the delay, the guard's events, the live scopes
+    phases             what runs
+    view               output while it runs
 """

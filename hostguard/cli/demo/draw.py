@@ -71,15 +71,8 @@ def _bar(turns: Sequence[Turn], mind: str, now: float, scale: float, room: int, 
 
 
 def _axis(scale: float, room: int) -> str:
-    step = next(
-        (
-            size * 10**power
-            for power in range(-3, 7)
-            for size in (1, 2, 5)
-            if size * 10**power / scale * room >= _TICK
-        ),
-        scale,
-    )
+    steps = (size * 10**power for power in range(-3, 7) for size in (1, 2, 5))
+    step = next((step for step in steps if step / scale * room >= _TICK), scale)
     line = ""
     for count in range(int(scale / step) + 1):
         tick = f"|{count * step:g}s"
@@ -111,15 +104,14 @@ def holds(turns: Iterable[Turn], width: int, with_: Ink) -> str:
         for turn in turns
         if turn.held is not None
     ]
-    if not rows:
-        return "nothing was held"
-    return _table(("MIND", "TURN", "REASON", "HELD", "AT FIRST BEHIND"), rows, width, with_)
+    headers = ("MIND", "TURN", "REASON", "HELD", "AT FIRST BEHIND")
+    return _table(headers, rows, width, with_) if rows else "nothing was held"
 
 
 def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
     """A table that compares the two phases."""
     before, after = unguarded.felt, guarded.felt
-    rows: list[tuple[str, str, str, str]] = [
+    rows = [
         ("turns at once", str(most_at_once(unguarded.turns)), str(most_at_once(guarded.turns)), ""),
         ("live scopes at once", str(unguarded.scopes), str(guarded.scopes), ""),
         ("all turns done after", seconds(unguarded.total), seconds(guarded.total), ""),
@@ -134,12 +126,11 @@ def compared(unguarded: Phase, guarded: Phase, width: int, with_: Ink) -> str:
 def stood(stop: Stop, phase: Phase) -> list[tuple[str, str]]:
     """The facts about the phase with the stopped card."""
     completed = sum(turn.exit == 0 for turn in phase.turns)
-    answers = f"{stop.answers.count} times, p99 {seconds(stop.answers.p99)}"
     return [
         ("the guard reported it after", seconds(stop.told)),
         ("turns allowed at a time", "-" if stop.cap is None else f"{stop.cap}, before that {CAP}"),
         ("turns that started meanwhile", str(stop.started)),
-        ("status was answered", answers),
+        ("status was answered", f"{stop.answers.count} times, p99 {seconds(stop.answers.p99)}"),
         ("the full cap was back after", seconds(stop.back)),
         ("turns that ran to their end", f"{completed} of {len(phase.turns)}"),
     ]

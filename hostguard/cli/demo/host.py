@@ -1,23 +1,24 @@
-"""The changes of the demo to the host, and their undoing."""
+"""The changes of the demo to the host, their undoing, and the signals that end it: never during a change."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 
 from hostguard.cli import client
 from hostguard.cli.demo.plan import CAP, MINDS, Note, configured, drop_in, read_note, restoring, space
-from hostguard.cli.demo.signals import Signals
 from hostguard.cli.errors import CliError, ConnectionLost, NotRunning
 from hostguard.core import paths
 from hostguard.core.units import mind_slice
@@ -29,6 +30,57 @@ BACK_S = 15.0  # for a daemon that restarts
 ENDED_S = 120.0  # for turns stopped during a write to a stalled device
 GLOBAL = "global_concurrent_turns"
 FOLDER_PREFIX = "hostguard-demo-"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """A signal raises KeyboardInterrupt or SystemExit(128 + number), immediately or at the end of `held`."""
+
+    def __init__(self) -> None:
+        self._holding = 0
+        self._pending: int | None = None
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Handle the signals inside this context."""
+        before = {number: signal.signal(number, self._handle) for number in ENDING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Signals do not interrupt this context."""
+        self._holding += 1
+        try:
+            yield
+        finally:
+            self._holding -= 1
+            self._raise_pending()
+
+    @contextmanager
+    def let(self) -> Iterator[None]:
+        """Signals may interrupt this context, although it is inside `held`."""
+        holding, self._holding = self._holding, 0
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._holding = holding
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._holding or self._pending is None:
+            return
+        number, self._pending = self._pending, None
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
 
 class Host:
@@ -84,7 +136,8 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
     if state != "running":
         raise CliError(f"the guard is {state} and starts no turns: see hostguard status")
     with _alone(), signals.held():
-        made = _make_drop_in_folder()
+        made = not DROP_INS.exists()
+        DROP_INS.mkdir(mode=0o755, exist_ok=True)
         host = None
         try:
             _clean_up()
@@ -116,14 +169,6 @@ def _alone() -> Iterator[None]:
         raise CliError("another `hostguard demo` is running on this host") from None
     finally:
         os.close(fd)
-
-
-def _make_drop_in_folder() -> bool:
-    try:
-        DROP_INS.mkdir(mode=0o755)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _clean_up() -> None:
@@ -161,9 +206,8 @@ def _global_limit() -> dict[str, Any]:
 
 
 def _set_global_limit(value: int | str, runtime: bool) -> None:
-    client.call(
-        "PATCH", "/v1/limits", body={"name": GLOBAL, "mind": None, "value": value, "runtime": runtime}
-    )
+    body = {"name": GLOBAL, "mind": None, "value": value, "runtime": runtime}
+    client.call("PATCH", "/v1/limits", body=body)
 
 
 # -- undoing
@@ -190,11 +234,10 @@ def _wait_for_daemon() -> None:
     while time.monotonic() < until:
         try:
             client.call("GET", "/v1/status", read_s=BACK_S)
+            return
         except (NotRunning, ConnectionLost):
             time.sleep(0.2)
         except CliError:  # each step reports its own errors
-            return
-        else:
             return
 
 

@@ -13,17 +13,8 @@ from hostguard.config.toml import quoted, toml_value
 PREFIX = "demo-"
 HEARTBEATS = ("mimsy", "whorl", "pip")  # the three of the incident
 MINDS = (
-    *HEARTBEATS,
-    "bandersnatch",
-    "borogove",
-    "burble",
-    "gimble",
-    "jubjub",
-    "rath",
-    "slithy",
-    "tove",
-    "wabe",
-)
+    *HEARTBEATS, "bandersnatch", "borogove", "burble", "gimble", "jubjub", "rath", "slithy", "tove", "wabe",
+)  # fmt: skip
 CHANNEL = "#demo"
 CAP = 2
 BLOCK = 512 << 10  # bytes between two syncs, as in the table of facts.md
@@ -92,9 +83,8 @@ def _drop_in(note: Note, size: int) -> Iterator[str]:
     yield "# Written by `hostguard demo`, which removes it. If it was killed, the next demo does."
     yield _NOTE + json.dumps(asdict(note))
     for mind in MINDS:
-        argv = command(Path(note.folder, mind), size)
         yield f"[minds.{quoted(configured(mind))}]"
-        yield f"command = {toml_value(argv)}"
+        yield f"command = {toml_value(command(Path(note.folder, mind), size))}"
         yield 'user = "root"'
         yield 'directory = "/"'
         yield "concurrent_turns = 1"

@@ -130,17 +130,10 @@ def most_at_once(turns: Iterable[Turn]) -> int:
 
 def failures(unguarded: Phase, *guarded: Phase) -> list[str]:
     """A sentence for each promise that failed."""
-    broken = [
-        f"{phase.name}: {turn.name}: {turn.outcome}"
-        for phase in (unguarded, *guarded)
-        for turn in phase.turns
-        if turn.exit != 0
-    ]
-    broken += [
-        f"{phase.name}: the bystander wrote nothing"
-        for phase in (unguarded, *guarded)
-        if not phase.felt.count
-    ]
+    phases = (unguarded, *guarded)
+    turns = [(phase, turn) for phase in phases for turn in phase.turns]
+    broken = [f"{phase.name}: {turn.name}: {turn.outcome}" for phase, turn in turns if turn.exit != 0]
+    broken += [f"{phase.name}: the bystander wrote nothing" for phase in phases if not phase.felt.count]
     for phase in guarded:
         if (at_once := most_at_once(phase.turns)) > CAP:
             broken.append(f"{phase.name}: {at_once} turns ran at once, the cap was {CAP}")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from hostguard.cli.demo import draw, guarded, plain, stopped
-from hostguard.cli.demo.host import prepared
+from hostguard.cli.demo import draw, phases
+from hostguard.cli.demo.host import Signals, prepared
 from hostguard.cli.demo.plan import BLOCK, SIZE, SIZE_MAX, STOP_MAX_S, STOP_S
 from hostguard.cli.demo.results import failures, stop_failures
-from hostguard.cli.demo.signals import Signals
 from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.cli.options import DURATION, Parsed, json_option, show
@@ -67,13 +66,13 @@ def command(base: Path | None, size: int, stop_s: float | None, as_json: bool) -
     view, width, ink = choose(as_json)
     signals = Signals()
     with signals.caught(), prepared(base or paths.STATE, size, signals) as host:
-        before = plain.run(host, view, signals)
+        before = phases.plain(host, view, signals)
         host.clear()
-        after = guarded.run(host, view, signals)
+        after = phases.guarded(host, view, signals)
         third = None
         if stop_file is not None and stop_s != 0:
             host.clear()
-            third = stopped.run(host, view, signals, Path(stop_file), stop_s or STOP_S)
+            third = phases.stopped(host, view, signals, Path(stop_file), stop_s or STOP_S)
     broken = failures(before, after, *(third[:1] if third else ()))
     broken += stop_failures(third[1]) if third else []
     answer = draw.as_dict(before, after, broken, str(base or paths.STATE), size, third)

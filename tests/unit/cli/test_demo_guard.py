@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from guard import wait_for
 
-from hostguard.cli.demo import guarded, plan
-from hostguard.cli.demo.bystander import Bystander
+from hostguard.cli.demo import phases, plan
+from hostguard.cli.demo.host import Signals
 from hostguard.cli.demo.plan import HEARTBEATS, MINDS, WAKES, Note
 from hostguard.cli.demo.results import Held, Turn
-from hostguard.cli.demo.signals import Signals
+from hostguard.cli.demo.watch import Bystander
 from hostguard.cli.errors import CliError
 from hostguard.config import load as config
 
@@ -65,21 +65,21 @@ def test_a_limit_is_set_again_as_it_was(
 
 def test_a_turn_follows_its_events() -> None:
     waiting = Turn("pip", "heartbeat", 0.0, id=3)
-    held, *said = guarded.after(waiting, {"type": "held", "reason": "global_cap", "blocker": "x.scope"}, 0.1)
+    held, *said = phases.after(waiting, {"type": "held", "reason": "global_cap", "blocker": "x.scope"}, 0.1)
     assert held.held == Held("global_cap", "x.scope")
     assert said == ["held", "pip heartbeat: global_cap, behind x.scope"]
-    free, *_ = guarded.after(
+    free, *_ = phases.after(
         held, {"type": "hold_ended", "reason": "global_cap", "blocker": "x.scope", "waited_ms": 2500}, 2.6
     )
     assert free.held == Held("global_cap", "x.scope", 2.5)
-    running, *said = guarded.after(free, {"type": "started"}, 2.6)
+    running, *said = phases.after(free, {"type": "started"}, 2.6)
     assert running.started == 2.6
     assert said == ["start", "pip heartbeat after 2.5 s"]
-    over, *said = guarded.after(running, {"type": "ended"}, 3.0)
+    over, *said = phases.after(running, {"type": "ended"}, 3.0)
     assert (over.ended, said) == (3.0, ["end", "pip heartbeat"])
-    assert guarded.after(waiting, {"type": "accepted"}, 0.0)[0] == waiting
+    assert phases.after(waiting, {"type": "accepted"}, 0.0)[0] == waiting
     with pytest.raises(CliError, match="no such file"):
-        guarded.after(running, {"type": "failed", "text": "no such file"}, 3.0)
+        phases.after(running, {"type": "failed", "text": "no such file"}, 3.0)
 
 
 # -- small parts for real
