@@ -1,6 +1,7 @@
 """Messages that no rule matches, on a real queue: when a changed rule lets them go."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -220,5 +221,23 @@ def test_a_database_that_cannot_be_read_is_tried_again(tmp_path, monkeypatch, ca
         assert "no such luck" in caplog.text
         await until(lambda: host.out)
         assert await host.settled() == [row.id]
+
+    hosted(tmp_path, work)
+
+
+def test_a_mind_is_being_released_while_its_rows_are_read(tmp_path):
+    async def work(host):
+        await host.quarantine.start()
+        await host.send(unmatched())
+        host.routes["bob"] = ALL
+        slow = asyncio.create_task(host.queue.read(lambda db: time.sleep(0.2)))
+        await asyncio.sleep(0)
+        host.quarantine.routes_changed(RoutesChanged("bob"))
+        await asyncio.sleep(0.05)
+        assert host.quarantine.releasing("bob") is not None
+        assert host.quarantine.releasing("eve") is None
+        await slow
+        await host.settled()
+        assert host.quarantine.releasing("bob") is None
 
     hosted(tmp_path, work)

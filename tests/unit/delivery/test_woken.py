@@ -275,3 +275,14 @@ def test_a_woken_mind_is_awake_for_good_once_its_time_has_come(tmp_path):
         assert settings.all(WOKEN) == {"run": True, "two": {"until": None}}
 
     on_host(tmp_path, work)
+
+
+def test_a_closed_sleeper_sets_no_timer(tmp_path):
+    async def work(host):
+        await host.fall_asleep(until=now_ms() + HOUR)
+        assert host.sleeper._timer is not None
+        host.sleeper.close()
+        host.sleeper.check()
+        assert host.sleeper._timer is None
+
+    on_host(tmp_path, work)
