@@ -51,6 +51,9 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
     limits, web = values.get("limits", {}), values.get("web", {})
     if (events := values.get("events", {}).get("listen")) and events == web.get("listen"):
         reading.refuse(("web", "listen"), "the minds' endpoint listens there (events.listen)")
+    pressure = Settings(**values.get("pressure", {}))
+    if fault := settings_fault(pressure):
+        reading.refuse(("pressure",), fault)
     most = limits.get("payload_max", Config().payload_max)
     return Config(
         **limits,
@@ -60,18 +63,11 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
         web_token=web.get("token"),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
-        pressure=_pressure(values.get("pressure", {}), reading),
+        pressure=pressure,
         minds=minds,
         channels=channels,
         sources=tuple(reading.sources),
     )
-
-
-def _pressure(table: dict[str, Any], reading: Reading) -> Settings:
-    settings = Settings(**table)
-    if fault := settings_fault(settings):
-        reading.refuse(("pressure",), fault)
-    return settings
 
 
 def _refuse_shared(minds: Mapping[str, Mind], reading: Reading) -> None:
@@ -89,8 +85,7 @@ def _schedules(
     schedules = {}
     for name, table in tables.items():
         place = ("schedules", name)
-        fault = schedule_fault(table, minds)
-        if fault is not None:
+        if fault := schedule_fault(table, minds):
             reading.refuse(place, fault)
             continue
         schedule = schedules[name] = Schedule(name, **table)
@@ -145,21 +140,17 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
         return Mind(name, limits=limits, **own)
     if paths.USER and entry.pw_uid != os.getuid():
         reading.refuse(("minds", name, "user"), "under a user's own service manager all minds are that user")
+    # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
+    with suppress(OSError):
+        GROUPS.read_bytes()
     return Mind(
         name,
         user=user,
         limits=limits,
         uid=entry.pw_uid,
         gid=entry.pw_gid,
-        groups=_groups(user, entry.pw_gid),
+        groups=tuple(os.getgrouplist(user, entry.pw_gid)),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
         **{"directory": entry.pw_dir or "/", **own},
     )
-
-
-def _groups(user: str, gid: int) -> tuple[int, ...]:
-    # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
-    with suppress(OSError):
-        GROUPS.read_bytes()
-    return tuple(os.getgrouplist(user, gid))

@@ -119,13 +119,10 @@ def _latest(schedule: Schedule, seen: int, now: int, zone: tzinfo) -> tuple[list
 def _times(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
     """All times after `after`, in order."""
     try:
-        yield from (_every_hour if _has_every_hour(cron) else _at_hours)(cron, after, zone)
+        hourly = cron == "@hourly" or cron.split()[1:2] == ["*"]
+        yield from (_every_hour if hourly else _at_hours)(cron, after, zone)
     except (ValueError, OverflowError):  # the calendar ends in the year 9999
         return
-
-
-def _has_every_hour(cron: str) -> bool:
-    return cron == "@hourly" or cron.split()[1:2] == ["*"]
 
 
 def _at_hours(cron: str, after: int, zone: tzinfo) -> Iterator[int]:

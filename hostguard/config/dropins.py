@@ -19,7 +19,7 @@ def place(name: str) -> Path:
 
 def set_elsewhere(file: Path) -> dict[KeyPath, str]:
     """The keys that other files set, each with its file. Raises ConfigError."""
-    origin = config.load_with_origin().origin
+    _, origin = config.load_with_origin()
     return {path: source for path, source in origin.items() if source != str(file)}
 
 

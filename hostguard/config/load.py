@@ -6,8 +6,7 @@ import difflib
 import os
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,15 @@ class ConfigError(Exception):
         self.sources = tuple(sources)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A configuration, and the file that set each key."""
-
-    config: Config
-    origin: Mapping[KeyPath, str]
-
-
 def load(files: Sequence[Path] | None = None) -> Config:
     """Read the host's configuration, or only `files`; a later file overrides an earlier one key by key.
 
     Blocks: reads files and looks up users. Raises ConfigError with all problems of all files.
     """
-    return load_with_origin(files).config
+    return load_with_origin(files)[0]
 
 
-def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
+def load_with_origin(files: Sequence[Path] | None = None) -> tuple[Config, dict[KeyPath, str]]:
     """As `load`, with the file that set each key."""
     reading = Reading()
     merged: dict[str, Any] = {}
@@ -65,7 +56,7 @@ def load_with_origin(files: Sequence[Path] | None = None) -> Loaded:
     config = Config() if unread else build(merged, reading)
     if reading.problems:
         raise ConfigError(reading.problems, reading.sources)
-    return Loaded(config, reading.origin)
+    return config, reading.origin
 
 
 def host_files(main: Path, folders: Sequence[Path]) -> list[Path]:

@@ -5,6 +5,8 @@ Their status is a number: importing http would take a seventh of the start time 
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class SystemdFailed(Exception):
     """systemd cannot be reached, or refused what a command asked for. The text is for people."""
@@ -21,39 +23,18 @@ class Problem(Exception):
         self.retry_after = retry_after
 
 
-def bad_request(detail: str) -> Problem:
-    """The request is invalid."""
-    return Problem(400, "bad_request", detail)
-
-
-def not_allowed(detail: str) -> Problem:
-    """The caller lacks the permission."""
-    return Problem(403, "not_allowed", detail)
+# These take the detail.
+bad_request = partial(Problem, 400, "bad_request")  # the request is invalid
+not_allowed = partial(Problem, 403, "not_allowed")  # the caller lacks the permission
+conflict = partial(Problem, 409, "conflict")  # its state does not allow this
+too_large = partial(Problem, 413, "too_large")  # the request is above a size limit
+queue_full = partial(Problem, 429, "queue_full", retry_after=60)  # the mind may have no more rows
+unavailable = partial(Problem, 503, "unavailable", retry_after=10)  # not possible now; nothing was done
 
 
 def unknown(kind: str, name: object, hint: str) -> Problem:
     """There is no such mind, channel, delivery or turn. `hint`: what the caller can do."""
     return Problem(404, f"unknown_{kind}", f"there is no {kind} {name}: {hint}")
-
-
-def conflict(detail: str) -> Problem:
-    """Its state does not allow this."""
-    return Problem(409, "conflict", detail)
-
-
-def too_large(detail: str) -> Problem:
-    """The request is above a size limit."""
-    return Problem(413, "too_large", detail)
-
-
-def queue_full(detail: str) -> Problem:
-    """The mind has the most rows that it may have."""
-    return Problem(429, "queue_full", detail, retry_after=60)
-
-
-def unavailable(detail: str, retry_after: int = 10) -> Problem:
-    """Not possible now; nothing was done."""
-    return Problem(503, "unavailable", detail, retry_after)
 
 
 def internal(error: Exception) -> Problem:

@@ -270,9 +270,7 @@ class HostView:
     effective_cap: int | None = None
     paused: bool = False
     systemd: bool = True  # False while the bus is lost: nothing starts uncounted
-    writes: bool = (
-        True  # False while the database is not writable: turns that end would run again after a boot
-    )
+    writes: bool = True  # False while the database is not: turns that end would run again after a boot
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,7 @@ def resident_ending(
         return Ending("stopped", "stopped on request")
     if not posted:
         return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
-    if record is None:
-        return Ending("gone", "the host was restarted during the turn")
-    return Ending("gone", "its processes are gone")
+    return Ending("gone", "its processes are gone" if record else "the host was restarted during the turn")
 
 
 def _name(number: int) -> str:

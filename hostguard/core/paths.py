@@ -40,8 +40,5 @@ def record_path(turn: str) -> Path:
 
 
 # As in systemd: a drop-in in /etc beats one of the same name in /run.
-DROP_INS = (
-    (CONFIG.with_name(CONFIG.name + ".d"),)
-    if "HOSTGUARD_CONFIG" in os.environ
-    else (CONFIG.with_name(CONFIG.name + ".d"), RUNTIME / (CONFIG.name + ".d"))
-)
+_DROP_INS = CONFIG.with_name(CONFIG.name + ".d")
+DROP_INS = (_DROP_INS,) if "HOSTGUARD_CONFIG" in os.environ else (_DROP_INS, RUNTIME / _DROP_INS.name)

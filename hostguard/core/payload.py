@@ -128,11 +128,5 @@ def _is_parts(content: Any) -> bool:
 def file_line(row: Delivery, raw: bytes) -> bytes:
     """The line that a route to a file appends: when, where, who and what, as JSON."""
     payload = told(json.loads(raw))
-    content = payload.get("content")
-    kept = {
-        "at": row.created_at,
-        "channel": payload["channel"],
-        "sender": payload.get("sender"),
-        "content": content,
-    }
+    kept = {"at": row.created_at, **{name: payload.get(name) for name in ("channel", "sender", "content")}}
     return json.dumps(kept, ensure_ascii=False).encode() + b"\n"

@@ -33,8 +33,5 @@ class Settings:
 
 def settings_fault(settings: Settings) -> str | None:
     """Why valid settings contradict each other; None if they do not."""
-    if settings.calm_await >= settings.strained_await:
-        return (
-            f"calm_await {settings.calm_await:g} s is not below strained_await {settings.strained_await:g} s"
-        )
-    return None
+    calm, strained = settings.calm_await, settings.strained_await
+    return None if calm < strained else f"calm_await {calm:g} s is not below strained_await {strained:g} s"

@@ -15,11 +15,9 @@ _NARROWEST = 4  # columns; below this a cell says nothing
 
 def safe(text: object) -> str:
     r"""`text` on one line, with what is not printable as \xNN or \uNNNN."""
-    return "".join(c if c.isprintable() else _escaped(c) for c in str(text))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text)
+    )
 
 
 def columns(text: str) -> int:
@@ -98,9 +96,7 @@ def ms(value: float | None) -> str | None:
 
 def clock(at_ms: int | None) -> str | None:
     """Local time of ms since the epoch; None stays None."""
-    if at_ms is None:
-        return None
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
+    return None if at_ms is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
 
 
 def size(count: int | None) -> str | None:

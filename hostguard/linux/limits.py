@@ -90,18 +90,12 @@ def configured(config: Config) -> set[Limits]:
 
 def judge(limits: Limits, kernel: Kernel, applied: Applied | None) -> tuple[Verdict, ...]:
     """A verdict on each limit that the kernel applies. `applied` None: no such turn was read back yet."""
-    verdicts = []
-    if limits.io_weight is not None:
-        verdicts.append(Verdict("io_weight", *_weight(limits.io_weight, kernel, applied)))
-    for name in IO_MAX:
-        asked = getattr(limits, name)
-        if asked is not None:
-            verdicts.append(Verdict(name, *_io_max(name, asked, kernel, applied)))
-    for name in FILES:
-        asked = getattr(limits, name)
-        if asked is not None:
-            verdicts.append(Verdict(name, *_value(name, asked, kernel, applied)))
-    return tuple(verdicts)
+    judges = {"io_weight": _weight, **dict.fromkeys(IO_MAX, _io_max), **dict.fromkeys(FILES, _value)}
+    return tuple(
+        Verdict(name, *judge_one(name, asked, kernel, applied))
+        for name, judge_one in judges.items()
+        if (asked := getattr(limits, name)) is not None
+    )
 
 
 def worst(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -129,7 +123,7 @@ def _controller(name: str, kernel: Kernel, applied: Applied | None) -> str | Non
     return None
 
 
-def _weight(asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
+def _weight(_name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
     missing = _controller("io", kernel, applied)
     if missing is not None:
         return Label.INERT, missing
@@ -137,25 +131,19 @@ def _weight(asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label,
         return Label.INERT, f"no disk to share by weight is known: {kernel.disk.reason}"
     if kernel.weighs is None:
         scheduler = kernel.scheduler or "unknown"
-        return (
-            Label.INERT,
-            f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost use weights",
-        )
+        why = f"{kernel.disk.name} has the scheduler {scheduler}; only BFQ and iocost use weights"
+        return Label.INERT, why
     if applied is None:
         return _NOT_YET
     wanted = bfq_weight(asked) if kernel.weighs == "BFQ" else asked
     if applied.weight != wanted:
         return Label.INERT, f"{kernel.weighs} sees the weight {applied.weight}, not {wanted}"
+    # Weights count among siblings: those of a scope are the other turns of its mind.
+    why = f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
     if applied.slice_weight in (None, DEFAULT_WEIGHT):
-        # Weights count among siblings: those of a scope are the other turns of its mind.
-        return Label.PARTIAL, (
-            f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
-            f" together weigh {DEFAULT_WEIGHT}, the default (systemctl set-property {SLICE} IOWeight={asked})"
-        )
-    return Label.ENFORCED, (
-        f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
-        f" together weigh {applied.slice_weight}"
-    )
+        advice = f"systemctl set-property {SLICE} IOWeight={asked}"
+        return Label.PARTIAL, f"{why} together weigh {DEFAULT_WEIGHT}, the default ({advice})"
+    return Label.ENFORCED, f"{why} together weigh {applied.slice_weight}"
 
 
 def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:

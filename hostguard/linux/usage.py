@@ -20,7 +20,8 @@ def of_scope(cgroup: Path, disk: str | None) -> Usage:
         read, written = in_io_stat((cgroup / "io.stat").read_text(), number_of(disk))
         return Usage(cpu_ms, read, written, "scope")
     except (OSError, ValueError):
-        found = [pair for folder in _below(cgroup) for pid in members(folder) if (pair := storage(pid))]
+        below = [Path(folder) for folder, _, _ in os.walk(cgroup)]  # with the cgroups that the turn made
+        found = [pair for folder in below for pid in members(folder) if (pair := storage(pid))]
     if not found:
         return Usage(cpu_ms, None, None, None)
     return Usage(cpu_ms, sum(read for read, _ in found), sum(written for _, written in found), "processes")
@@ -44,8 +45,3 @@ def in_io_stat(text: str, number: str | None) -> tuple[int, int]:
             read += int(counters.get("rbytes", 0))
             written += int(counters.get("wbytes", 0))
     return read, written
-
-
-def _below(cgroup: Path) -> list[Path]:
-    """The cgroup, and those that the turn made below it."""
-    return [Path(folder) for folder, _, _ in os.walk(cgroup)]

@@ -41,11 +41,7 @@ class Plan:
 
 
 def plan(
-    live: Sequence[str],
-    spared: Collection[str],
-    frozen: Collection[str],
-    level: Level,
-    admit: int | None,
+    live: Sequence[str], spared: Collection[str], frozen: Collection[str], level: Level, admit: int | None
 ) -> Plan:
     """What to freeze and thaw now. Pure.
 

@@ -53,28 +53,20 @@ class Change:
     evidence: str
 
 
+@dataclass(eq=False)
 class Monitor:
     """Ticks while turns run or the disk is not calm. `redrive` reports that the admitted number changed."""
 
-    def __init__(
-        self,
-        live: Live,
-        systemd: Systemd,
-        caps: Caps,
-        events: Events,
-        recorder: TimelineRecorder,
-        freezer: Freezer,
-        throttle: Throttle,
-        redrive: Signal[Redrive],
-    ) -> None:
-        self._live = live
-        self._systemd = systemd
-        self._caps = caps
-        self._events = events
-        self._recorder = recorder
-        self._freezer = freezer
-        self._throttle = throttle
-        self._redrive = redrive
+    _live: Live
+    _systemd: Systemd
+    _caps: Caps
+    _events: Events
+    _recorder: TimelineRecorder
+    _freezer: Freezer
+    _throttle: Throttle
+    _redrive: Signal[Redrive]
+
+    def __post_init__(self) -> None:
         self.state = State(since=boottime())
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)

@@ -50,8 +50,7 @@ class Head:
 def head_line(head: Head) -> bytes:
     """The first line of a trace."""
     shown = {name: value for name, value in asdict(head.settings).items() if value is not None}
-    values = {**asdict(head), "settings": shown}
-    return _line({"hostguard_trace": FORMAT, **values})
+    return _line({"hostguard_trace": FORMAT, **asdict(head), "settings": shown})
 
 
 def sample_line(sample: Sample) -> bytes:

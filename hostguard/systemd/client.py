@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -115,30 +115,21 @@ class Systemd:
 
     async def start_service(self, unit: str, properties: Sequence[Property], stdin: int) -> None:
         """Start a transient service with the descriptor `stdin` as its standard input."""
-        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], [stdin])
+        await self._start_transient(unit, [*properties, ("StandardInputFileDescriptor", "h", 0)], stdin)
 
     async def start_unit(self, unit: str) -> None:
         """Start a service and wait for it."""
-        await self._start(unit, START_UNIT_S, "StartUnit", "ss", [unit, "replace"])
+        await self._start(unit, START_UNIT_S, self._call("StartUnit", "ss", [unit, "replace"]))
 
-    async def _start_transient(
-        self, unit: str, properties: Sequence[Property], fds: Sequence[int] = ()
-    ) -> None:
+    async def _start_transient(self, unit: str, properties: Sequence[Property], *fds: int) -> None:
         body = [unit, "fail", variants(properties), []]
-        await self._start(unit, START_S, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds)
+        call = self._call("StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds=fds)
+        await self._start(unit, START_S, call)
 
-    async def _start(
-        self,
-        unit: str,
-        seconds: float,
-        member: str,
-        signature: str,
-        body: Sequence[Any],
-        fds: Sequence[int] = (),
-    ) -> None:
+    async def _start(self, unit: str, seconds: float, call: Awaitable[list[Any]]) -> None:
         job = self._jobs[unit] = _Job()
         try:
-            [path] = await self._call(member, signature, body, fds=fds)
+            [path] = await call
             job.is_at(path)
             result = await asyncio.wait_for(job.result, seconds)
         except TimeoutError:

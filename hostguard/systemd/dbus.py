@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -69,6 +70,7 @@ def _interrupted_handshake() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@dataclass(eq=False)
 class Bus:
     """Calls the manager, and hears its signals.
 
@@ -77,17 +79,11 @@ class Bus:
     SIGNALS, and NameOwnerChanged of the manager's name.
     """
 
-    def __init__(
-        self,
-        on_connect: Callable[[], Awaitable[None]],
-        on_lost: Callable[[], None],
-        on_signal: Callable[[str, list[Any]], None],
-    ) -> None:
-        self._on_connect = on_connect
-        self._on_lost = on_lost
-        self._on_signal = on_signal
-        self._bus: MessageBus | None = None
-        self._task: asyncio.Task[None] | None = None
+    _on_connect: Callable[[], Awaitable[None]]
+    _on_lost: Callable[[], None]
+    _on_signal: Callable[[str, list[Any]], None]
+    _bus: MessageBus | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def start(self) -> None:
         """Connect, and stay connected from here on. Raises SystemdLost if the first try fails."""
@@ -156,13 +152,11 @@ class Bus:
                 await self.call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
             await self.call("Subscribe")
             await self._on_connect()
-        except SystemdError as error:
+        except BaseException as error:
             self._bus = None
             bus.disconnect()
-            raise SystemdLost(str(error)) from error
-        except BaseException:
-            self._bus = None
-            bus.disconnect()
+            if isinstance(error, SystemdError):
+                raise SystemdLost(str(error)) from error
             raise
         return lost
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -37,12 +38,8 @@ class Bus:
         self._error = DBusBaseError
         self._bus = DBus(user_mode=paths.USER)
         self.results: dict[str, str] = {}  # unit -> result of its last job, once `watch` was called
-        try:
+        with self._failing("systemd cannot be reached over D-Bus", "; hostguard needs a host with systemd"):
             self._bus.open()
-        except DBusBaseError as error:
-            raise SystemdFailed(
-                f"systemd cannot be reached over D-Bus: {_text(error)}; hostguard needs a host with systemd"
-            ) from None
         return self
 
     def __exit__(
@@ -55,20 +52,16 @@ class Bus:
         from pystemd.dbuslib import apply_signature
 
         arguments = apply_signature(signature.encode(), list(values))
-        try:
+        with self._failing(f"systemd refused {member}"):
             return self._bus.call_method(_NAME, _PATH, _MANAGER, member.encode(), arguments).body
-        except self._error as error:
-            raise SystemdFailed(f"systemd refused {member}: {_text(error)}") from None
 
     def start(self, unit: str, properties: Sequence[Property]) -> None:
         """Start a transient unit; the result of its job comes to `results`."""
         from pystemd.systemd1 import Manager
 
         manager = Manager(bus=self._bus)
-        try:
+        with self._failing(f"systemd did not start {unit}"):
             manager.StartTransientUnit(_MANAGER, unit.encode(), b"fail", _Customs(properties))
-        except self._error as error:
-            raise SystemdFailed(f"systemd did not start {unit}: {_text(error)}") from None
 
     def active_since(self, path: bytes) -> int:
         """When a unit became active, in ms since the epoch; 0 if it is gone."""
@@ -87,11 +80,9 @@ class Bus:
                 self.results[message.body[2].decode()] = message.body[3].decode()
 
         self._on_signal = on_signal  # pystemd itself keeps no reference to it
-        try:
+        with self._failing("systemd's signals cannot be received"):
             for member in (b"UnitRemoved", b"JobRemoved"):
                 self._bus.match_signal(_NAME, _PATH, _MANAGER, member, on_signal)
-        except self._error as error:
-            raise SystemdFailed(f"systemd's signals cannot be received: {_text(error)}") from None
         self.call("Subscribe")
 
     def wait(self, seconds: float) -> None:
@@ -104,15 +95,16 @@ class Bus:
 
     def _drain(self) -> bool:
         came = False
-        try:
+        with self._failing("the connection to systemd is lost"):
             while not self._bus.process().is_empty():
                 came = True
-        except self._error as error:
-            raise SystemdFailed(f"the connection to systemd is lost: {_text(error)}") from None
         return came
 
-
-def _text(error: Any) -> str:
-    """The message of a pystemd error."""
-    message = error.err_message
-    return message.decode(errors="replace") if isinstance(message, bytes) else str(message or error)
+    @contextmanager
+    def _failing(self, what: str, advice: str = "") -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            text = error.err_message
+            text = text.decode(errors="replace") if isinstance(text, bytes) else str(text or error)
+            raise SystemdFailed(f"{what}: {text}{advice}") from None

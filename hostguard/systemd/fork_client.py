@@ -140,7 +140,7 @@ class ForkClient:
     async def _revive(self) -> None:
         async with self._reviving:
             assert self._control is not None
-            if not _readable(self._control.fileno()):  # it sends nothing: readable means that it ended
+            if not exited(self._control.fileno()):
                 return
             log.error("the fork server ended; starting another")
             before = self._control
@@ -175,12 +175,8 @@ class ForkClient:
         self._ready.append(stub)
 
 
-def exited(pidfd: int) -> bool:
-    """True if the process of the pidfd has ended."""
-    return _readable(pidfd)
-
-
-def _readable(fd: int) -> bool:
+def exited(fd: int) -> bool:
+    """True if the process of this pidfd, or at the other end of this silent socket, has ended."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(0))

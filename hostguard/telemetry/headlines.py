@@ -75,9 +75,7 @@ def waits(mind: Any, status: Any, now: int) -> str:
     hold = mind.get("hold")
     if not hold:
         return ""
-    if hold["since"] is None:
-        return f">{duration(max(0, now - status['started_at']) / 1000)}"
-    return duration(max(0, now - hold["since"]) / 1000)
+    return f">{_ago(status['started_at'], now)}" if hold["since"] is None else _ago(hold["since"], now)
 
 
 def busy_minds(status: Any) -> list[Any]:
@@ -122,15 +120,9 @@ def _disk(status: Any, now: int) -> Iterator[Line]:
     pressure = status.get("pressure")
     if pressure is None:
         return
-    level, evidence = pressure["level"], pressure["evidence"]
-    if level == "calm":
-        yield INFO, "disk", f"calm: {evidence}"
-    else:
-        yield (
-            BAD if level == "stalled" else WARN,
-            "disk",
-            f"{level} for {_ago(pressure['since'], now)}: {evidence}",
-        )
+    level = pressure["level"]
+    lasts = "" if level == "calm" else f" for {_ago(pressure['since'], now)}"
+    yield {"calm": INFO, "strained": WARN}.get(level, BAD), "disk", f"{level}{lasts}: {pressure['evidence']}"
 
 
 def _acted(status: Any, now: int) -> Iterator[Line]:

@@ -17,13 +17,8 @@ from hostguard.telemetry.timeline_rows import Ended
 Json = dict[str, Any]
 
 STEPS_MAX = 168  # a week of hours; as many as a phone can show
-_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
-WIDTHS = (
-    *(seconds * _SECOND for seconds in (10, 30)),
-    *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 15, 30)),
-    *(hours * _HOUR for hours in (1, 2, 3, 6, 12)),
-    _DAY,
-)
+_MINUTE, _DAY = 60_000, 86_400_000
+WIDTHS = (10_000, 30_000, *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)), _DAY)
 SPAN_MAX = 35 * _DAY  # as long as anything is stored: see timeline_rows.py
 SERIES = 7  # minds with a series of their own: more colours are hard to distinguish
 

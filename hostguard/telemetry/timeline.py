@@ -7,8 +7,9 @@ with their waits and usage, are in the database anyway; see timeline_rows.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 
 from hostguard.core.settings import Level
@@ -164,18 +165,11 @@ def coarse(points: Sequence[Point], width: int) -> Iterator[Point]:
         end = point.at - point.at % width + width
         if after is not None and after.at < end and not after.first:
             continue
-        worst = _worst(one.seen for one in group)
+        worst = reduce(Seen.worst, (one.seen for one in group))
         yield Point(group[0].at, worst, group[0].first)
         if _lasting(worst) != _lasting(point.seen) and (after is None or after.at > end):
             yield Point(end, _lasting(point.seen))
         group = []
-
-
-def _worst(seen: Iterable[Seen]) -> Seen:
-    first, *rest = seen
-    for one in rest:
-        first = first.worst(one)
-    return first
 
 
 def steps(points: Sequence[Point], begin: int, width: int, count: int) -> list[Seen | None]:
@@ -200,5 +194,5 @@ def steps(points: Sequence[Point], begin: int, width: int, count: int) -> list[S
             inside.append(points[at].seen)
             carried = _lasting(points[at].seen)
             at += 1
-        found.append(_worst(inside) if inside else None)
+        found.append(reduce(Seen.worst, inside) if inside else None)
     return found

@@ -57,12 +57,12 @@ def show_(as_json: bool) -> None:
     Example: hostguard config show
     """
     try:
-        loaded = config.load_with_origin()
+        loaded, origin = config.load_with_origin()
     except config.ConfigError as error:
         raise CliError(str(error)) from None
-    values = dump.as_dict(loaded.config, secrets=True)
-    lines = toml_lines(values, lambda path: safe(loaded.origin.get(path, "default")))
-    show({**values, "sources": loaded.config.sources}, as_json, "\n".join(lines).strip())
+    values = dump.as_dict(loaded, secrets=True)
+    lines = toml_lines(values, lambda path: safe(origin.get(path, "default")))
+    show({**values, "sources": loaded.sources}, as_json, "\n".join(lines).strip())
 
 
 def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: KeyPath = ()) -> Iterator[str]:
