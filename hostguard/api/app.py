@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +28,7 @@ from hostguard.config.load import ConfigError
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, internal, unavailable, unknown
 from hostguard.core.settings import Level
+from hostguard.core.signals import Pumped
 from hostguard.delivery import message
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import Control
@@ -38,7 +39,10 @@ from hostguard.linux.limits import Verdict
 from hostguard.pressure.monitor import Monitor
 from hostguard.store import requests
 from hostguard.store.writer import Queue
+from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.events import BEHIND_MAX, RecentEvents
+
+LINE_S = 0.2  # each status line costs PID 1 a round of signals
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -62,23 +66,33 @@ def make_app(*objects: object) -> Starlette:
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, _failed))
 
 
+@dataclass(eq=False)
 class Status:
     """The whole guard on one page, and on one line."""
 
-    def __init__(
-        self, policy: Policy, gate: Gate, backlog: Backlog, queue: Queue, monitor: Monitor, views: Views
-    ) -> None:
-        self._policy, self._gate, self._backlog = policy, gate, backlog
-        self._queue, self._monitor, self._views = queue, monitor, views
-        self._started_at = now_ms()
+    _policy: Policy
+    _gate: Gate
+    _backlog: Backlog
+    _queue: Queue
+    _monitor: Monitor
+    _views: Views
+    _notifier: Notifier
+    reload_failed: bool = field(default=False, init=False)
+    _line_due: bool = field(default=False, init=False)
+    _started_at: int = field(default_factory=now_ms, init=False)
 
-    def page(self, device: Device, problems: Collection[Json], enforcement: Collection[Verdict]) -> Json:
-        """The body of GET /v1/status."""
+    def page(
+        self, device: Device, faults: Mapping[str, str | None], enforcement: Collection[Verdict]
+    ) -> Json:
+        """The body of GET /v1/status. `faults`: what other parts report, by code; None: no fault."""
         policy, host, trouble = self._policy, self._gate.host(), self._queue.trouble
+        problems = {"queue_damaged": self._queue.notice, **faults}
+        if self.reload_failed:
+            text = "the last reload failed; the earlier configuration is in effect: hostguard config check"
+            problems["reload_failed"] = text
         if trouble is not None:
             text = f"{self._queue.path} cannot be written to: {trouble}"
-            text += "; nothing is accepted or started meanwhile"
-            problems = [*problems, {"code": "no_writes", "text": text}]
+            problems["no_writes"] = f"{text}; nothing is accepted or started meanwhile"
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -95,7 +109,7 @@ class Status:
             "minds": self._views.minds(),
             "live": self._views.turns(),
             "device": {"path": policy.config.device_path, "node": device.node, "reason": device.reason},
-            "problems": [*problems],
+            "problems": [{"code": code, "text": text} for code, text in problems.items() if text],
             "enforcement": [asdict(verdict) for verdict in enforcement],
         }
 
@@ -109,10 +123,22 @@ class Status:
         if level is not Level.CALM or allowed != host.cap:
             line += f"; {level}" + (f", {allowed} may run" if allowed != host.cap else "")
         if not host.systemd:
-            return f"{line}; no connection to systemd, nothing is started"
-        if trouble is not None:
-            return f"{line}; the queue cannot be written to, nothing is started: {trouble}"
-        return f"{line}; paused" if host.paused else line
+            line += "; no connection to systemd, nothing is started"
+        elif trouble is not None:
+            line += f"; the queue cannot be written to, nothing is started: {trouble}"
+        elif host.paused:
+            line += "; paused"
+        return f"{line}; the last reload failed: hostguard config check" if self.reload_failed else line
+
+    def changed(self, _: Pumped) -> None:
+        """Many changes within LINE_S make one status line."""
+        if not self._line_due:
+            self._line_due = True
+            asyncio.get_running_loop().call_later(LINE_S, self._send_line)
+
+    def _send_line(self) -> None:
+        self._line_due = False
+        self._notifier.status(self.line())
 
 
 @dataclass(eq=False)

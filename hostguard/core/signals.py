@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class Signal(Generic[Fact]):
     """Passes each fact to every subscriber, in the order in which they subscribed.
 
-    A subscriber that fails is logged and does not keep the fact from the others. Only daemon/ subscribes.
+    A subscriber that fails is logged and does not keep the fact from the others. Only daemon.py subscribes.
     """
 
     def __init__(self) -> None:

@@ -39,6 +39,9 @@ class Device:
     encrypted: bool = False
 
 
+UNKNOWN = Device(None, None, "not resolved yet")
+
+
 def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
     """The disk for `[device] path`: "auto" (the one under `state`), "none", or a path."""
     if device_path == "none":

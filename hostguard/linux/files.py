@@ -7,9 +7,11 @@ is what it is about.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,3 +70,17 @@ def recall(file: Path) -> Any:
     except (OSError, ValueError) as error:
         log.warning("%s: %s; what it says is not undone", file, error)
         return None
+
+
+def lock_for_life(file: Path, wait_s: float) -> bool:
+    """Lock the file for the life of this process. False if another holds it for `wait_s`. Blocks."""
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)

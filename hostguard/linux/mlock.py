@@ -6,8 +6,10 @@ off the event loop. By mlock(2) with ctypes: neither Python nor a library in Deb
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
+import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -17,7 +19,17 @@ from pathlib import Path
 _CURRENT, _FUTURE, _ONFAULT = 1, 2, 4
 _CAP_IPC_LOCK = 14  # of linux/capability.h
 
+log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def try_lock() -> None:
+    """Lock in a thread; if that is not allowed, the journal says what it means."""
+    try:
+        await asyncio.to_thread(lock)
+    except OSError as error:
+        text = "memory is not locked (%s): while the disk stalls, the guard may stall, too"
+        log.warning(text, error.strerror)
 
 
 def lock() -> None:

@@ -18,7 +18,7 @@ from hostguard.core.clock import now_ms
 from hostguard.core.ports import Caps
 from hostguard.core.settings import Level, Settings
 from hostguard.core.signals import Redrive, Signal
-from hostguard.linux.disk import Device
+from hostguard.linux.disk import UNKNOWN, Device
 from hostguard.linux.psi import Trigger
 from hostguard.pressure import saved_state
 from hostguard.pressure.freezer import Freezer
@@ -70,7 +70,7 @@ class Monitor:
         self.state = State(since=boottime())
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
-        self.device = Device(None, None, "not resolved yet")
+        self.device = UNKNOWN
         self.sampler = Sampler(self.device)
         self._trigger = Trigger(self._pressed)
         self._readers: set[asyncio.Queue[Sample]] = set()

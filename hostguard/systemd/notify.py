@@ -75,10 +75,9 @@ class Notifier:
             self._status = text
             self.send(f"STATUS={text}")
 
-
-def watchdog_s() -> float | None:
-    """Seconds between watchdog messages, half of the service manager's limit; None if it wants none."""
-    usec = os.environ.get("WATCHDOG_USEC", "")
-    if not usec.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    return int(usec) / 2_000_000
+    def feed_watchdog(self) -> None:
+        """Report from now on, at half of the service manager's limit, that the event loop runs."""
+        usec = os.environ.get("WATCHDOG_USEC", "")
+        if usec.isdecimal() and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+            self.send("WATCHDOG=1")
+            asyncio.get_running_loop().call_later(int(usec) / 2_000_000, self.feed_watchdog)

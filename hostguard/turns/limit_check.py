@@ -15,7 +15,7 @@ from pathlib import Path
 from hostguard.core.model import Config, Limits
 from hostguard.core.signals import SliceThrottled
 from hostguard.core.tasks import Tasks
-from hostguard.linux.disk import Device
+from hostguard.linux.disk import UNKNOWN, Device
 from hostguard.linux.limits import Kernel, Label, Verdict, configured, judge, read_applied, read_kernel, worst
 from hostguard.telemetry.events import Event, Events
 
@@ -31,7 +31,7 @@ class Readback:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._tasks = Tasks()
-        self._device = Device(None, None, "not resolved yet")
+        self._device = UNKNOWN
         self._known: dict[Limits, tuple[Verdict, ...]] = {}
         self._slice: dict[Limits, tuple[Verdict, ...]] = {}  # of `tighten`
         self._told: dict[str, Label] = {}

@@ -22,7 +22,7 @@ from hostguard.core.clock import AGAIN_MS, now_ms
 from hostguard.core.model import Config, Delivery, Mind, Row, Waited
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured, RowSource, SessionNotes
-from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal
+from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, UnitStarted
 from hostguard.core.tasks import Tasks
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -227,9 +227,15 @@ class ResidentDriver(TurnDriver):
     # -- what the mind reports
 
     def up(self, mind: str) -> None:
-        """The mind reports something, or its unit was started: try it now if it was down."""
+        """Try the mind now, if it was down."""
         if self._availability.up(mind):
             self._redrive.send(Redrive(mind))
+
+    def unit_started(self, started: UnitStarted) -> None:
+        """A service was started, perhaps that of a mind."""
+        for mind in self._policy.config.minds.values():
+            if mind.unit == started.unit:
+                self.up(mind.name)
 
     def heard(self, mind: str, session: str | None) -> None:
         """The mind reported something: it is up, and at work in that session."""

@@ -99,4 +99,4 @@ def test_a_package_is_small_enough_to_know() -> None:
 
 def test_only_the_entry_points_lie_beside_the_packages() -> None:
     files = {path.name for path in (ROOT / "hostguard").iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "README.md"}
+    assert files == {"__init__.py", "__main__.py", "daemon.py", "README.md"}

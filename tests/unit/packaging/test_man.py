@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from hostguard import daemon
 from hostguard.cli import errors
 from hostguard.cli.group import cli
 from hostguard.cli.verbs import run
@@ -19,7 +20,6 @@ from hostguard.config.schema import KEYS, UNLIMITED
 from hostguard.core import paths
 from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
 from hostguard.core.settings import Settings
-from hostguard.daemon import guard as daemon
 
 MAN = Path(__file__).parents[3] / "packaging/man"
 

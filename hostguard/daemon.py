@@ -1,0 +1,341 @@
+"""hostguardd, the composition root: builds the parts, subscribes to their signals, starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hostguard import __version__
+from hostguard.api.app import Operator, Status, make_app
+from hostguard.api.deliveries import Deliveries, Waiting
+from hostguard.api.metrics import Metrics
+from hostguard.api.minds import Minds
+from hostguard.api.pressure import Pressure
+from hostguard.api.report import Reporter
+from hostguard.api.schedules import Schedules
+from hostguard.api.server import LOCAL, Server, listen
+from hostguard.api.standby import Stopped, open_queue
+from hostguard.api.turns import Turns
+from hostguard.api.views import Views
+from hostguard.api.volute import Endpoint
+from hostguard.api.web import Pages, WebEndpoint
+from hostguard.config.load import ConfigError, load
+from hostguard.core import paths, signals
+from hostguard.core.clock import now_ms
+from hostguard.core.errors import Problem
+from hostguard.core.model import Config
+from hostguard.core.signals import Signal
+from hostguard.core.tasks import Tasks
+from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.batcher import Batcher
+from hostguard.delivery.held_back import HeldBack
+from hostguard.delivery.mind_services import MindServices
+from hostguard.delivery.quarantine import Quarantine
+from hostguard.delivery.route_files import RouteFiles
+from hostguard.delivery.schedules import Scheduler
+from hostguard.delivery.sleep import Sleeper
+from hostguard.gate.backlog import Backlog
+from hostguard.gate.control import Control, DeliveryControl
+from hostguard.gate.dispatcher import Dispatcher
+from hostguard.gate.drivers import Drivers
+from hostguard.gate.gate import Gate
+from hostguard.gate.ledger import Ledger
+from hostguard.gate.policy import Policy, boot_id
+from hostguard.gate.recovery import Recovery
+from hostguard.gate.row_source import BacklogRows
+from hostguard.gate.run_clients import RunClients
+from hostguard.gate.starter import Starter
+from hostguard.linux import mlock
+from hostguard.linux.disk import UNKNOWN, choose
+from hostguard.linux.files import lock_for_life
+from hostguard.pressure.freezer import Freezer, thaw_left
+from hostguard.pressure.monitor import Monitor
+from hostguard.pressure.throttle import Throttle
+from hostguard.store.connection import SchemaTooNew
+from hostguard.store.settings import SettingsStore
+from hostguard.store.waiters import Waiters
+from hostguard.store.writer import Queue, Unavailable
+from hostguard.systemd.client import Systemd
+from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.systemd.fork_client import ForkClient
+from hostguard.systemd.journal import Journal, take_over
+from hostguard.systemd.notify import Notifier
+from hostguard.telemetry.counters import Counters
+from hostguard.telemetry.events import Event, Events, JournalSink, RecentEvents
+from hostguard.telemetry.timeline_recorder import TimelineRecorder
+from hostguard.turns.adoption import Adoption
+from hostguard.turns.availability import Availability
+from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.exec_driver import ExecDriver
+from hostguard.turns.idle_watch import IdleWatch
+from hostguard.turns.limit_check import Readback
+from hostguard.turns.live import Live, TurnEnded
+from hostguard.turns.mind_client import MindClient
+from hostguard.turns.resident_driver import ResidentDriver
+from hostguard.turns.run_driver import RunDriver
+from hostguard.turns.scopes import Scopes
+
+log = logging.getLogger("hostguard")
+
+USAGE = """usage: hostguardd [--user | --version]
+The daemon, configured in /etc/hostguard/hostguard.toml; with --user that of a user's own service manager."""
+
+# Exit codes of the service, as in systemd.exec(5).
+EXIT_FAILURE = 1
+EXIT_NOTCONFIGURED = 6
+LOCK_S = 5.0  # a daemonless `hostguard run` holds the lock while it starts its scope
+SETTLE_S = 5.0  # for starts under way when we stop
+
+
+class Parts:
+    """The guard's parts, put together: nothing runs yet. Tests have the same, some of them fakes."""
+
+    def __init__(self, queue: Queue, journal: Journal, clock: Callable[[], int] = now_ms) -> None:
+        redrive, session_changed = Signal[signals.Redrive](), Signal[signals.SessionChanged]()
+        turn_ended, rows_stored = Signal[TurnEnded](), Signal[signals.RowsStored]()
+        mind_died, mind_woken = Signal[signals.MindDied](), Signal[signals.MindWoken]()
+        turn_thawed, slice_throttled = Signal[signals.TurnThawed](), Signal[signals.SliceThrottled]()
+        unit_started, routes_changed = Signal[signals.UnitStarted](), Signal[signals.RoutesChanged]()
+        self.redrive, self.session_changed = redrive, session_changed
+        self.pumped = Signal[signals.Pumped]()
+
+        self.queue, self.counters, self.recent = queue, Counters(), RecentEvents()
+        self.events = events = Events(self.counters, self.recent, JournalSink(journal))
+        self.tasks, self.accepting = Tasks(expected=(Problem,)), Tasks(expected=(Problem,))
+        self.settings = settings = SettingsStore(queue)
+        self.policy = policy = Policy(settings, boot_id())
+        self.backlog, self.live = backlog, live = Backlog(), Live()
+        self.run_clients, self.waiters = run_clients, waiters = RunClients(), Waiters()
+        self.ledger = ledger = Ledger(queue, events, run_clients, waiters, policy, rows_stored)
+        self.availability, self.done_tracker = Availability(), DoneTracker(waiters)
+        self.readback, self.systemd = Readback(events), Systemd()
+        systemd, forks = self.systemd, ForkClient(self.systemd)
+        self.scopes = scopes = Scopes(live, systemd, forks, self.readback, redrive, turn_ended, unit_started)
+        self.recorder = TimelineRecorder(queue, backlog)
+        freezer, throttle = Freezer(live, systemd, events, turn_thawed), Throttle(systemd, slice_throttled)
+        self.monitor = Monitor(live, systemd, policy, events, self.recorder, freezer, throttle, redrive)
+        self.gate = Gate(policy, live, scopes, queue, self.monitor, self.availability, run_clients)
+        self.rows, self.routes = BacklogRows(backlog, self.gate, redrive), RouteFiles(routes_changed)
+        adoption = Adoption(systemd, scopes.cgroup, mind_died)
+        self.idle_watch = IdleWatch(live, adoption, policy, freezer)
+        self.residents = ResidentDriver(
+            scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
+            self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
+        )  # fmt: skip
+        self.drivers = drivers = Drivers(ExecDriver(scopes), RunDriver(scopes, run_clients), self.residents)
+        self.starter = Starter(
+            policy, live, scopes, drivers, ledger, self.rows, events, session_changed, self.tasks
+        )
+        self.dispatcher = dispatcher = Dispatcher(
+            backlog, self.gate, self.starter, live, ledger, run_clients, self.availability, events,
+            session_changed, self.pumped,
+        )  # fmt: skip
+        self.recovery = Recovery(queue, ledger, backlog, live, drivers, run_clients, policy, self.tasks)
+
+        self.batcher = Batcher(policy, live, queue, ledger, waiters, dispatcher, self.accepting)
+        self.quarantine = Quarantine(
+            policy, self.routes.get, queue, ledger, waiters, self.batcher, dispatcher, self.accepting
+        )
+        self.held = held = HeldBack(self.batcher, self.quarantine)
+        self.acceptor = Acceptor(
+            policy, settings, self.routes.get, held, queue, ledger, backlog, run_clients, dispatcher,
+            mind_woken, self.accepting,
+        )  # fmt: skip
+        self.scheduler = Scheduler(policy, settings, self.acceptor, events, self.accepting, clock)
+        self.services = MindServices(policy, settings, live, systemd, unit_started)
+        self.sleeper = Sleeper(
+            policy, settings, self.acceptor, held, backlog, live, ledger, self.services, dispatcher, events,
+            clock,
+        )  # fmt: skip
+        self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
+        self.deliveries = DeliveryControl(
+            queue, live, backlog, run_clients, ledger, waiters, self.gate, held, dispatcher
+        )
+
+        redrive.subscribe(dispatcher.redrive)
+        queue.trouble_changed.subscribe(lambda _: redrive.send(signals.Redrive()))
+        turn_ended.subscribe(dispatcher.turn_ended)
+        rows_stored.subscribe(dispatcher.rows_stored)
+        unit_started.subscribe(self.residents.unit_started)
+        mind_died.subscribe(self.residents.mind_died)
+        turn_thawed.subscribe(self.idle_watch.thawed)
+        slice_throttled.subscribe(self.readback.slice_throttled)
+        routes_changed.subscribe(self.quarantine.routes_changed)
+        mind_woken.subscribe(self.sleeper.wake_for_message)
+        session_changed.subscribe(self.batcher.session_changed)
+        session_changed.subscribe(self.sleeper.session_changed)
+
+
+class Daemon:
+    """The running guard."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.notifier, self.queue = Notifier(), Queue(paths.DATABASE)
+        self.parts = parts = Parts(self.queue, journal)
+        policy, gate, backlog, live = parts.policy, parts.gate, parts.backlog, parts.live
+        waiting = Waiting(live, parts.waiters)
+        views = Views(policy, live, parts.scopes, gate, backlog, parts.held, parts.ledger, parts.monitor)
+        metrics = Metrics(
+            policy, live, gate, backlog, parts.held, parts.ledger, parts.monitor, parts.counters
+        )
+        self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
+        reporter = Reporter(self.queue, parts.recorder.timeline, self.status)
+        self.app = make_app(
+            Deliveries(policy, parts.acceptor, self.queue, backlog, waiting, parts.deliveries, views),
+            Turns(
+                policy, parts.acceptor, self.queue, live, parts.scopes, parts.run_clients, waiting,
+                parts.control, parts.deliveries, views,
+            ),
+            Minds(policy, parts.settings, parts.sleeper, parts.routes, views),
+            Schedules(policy, parts.scheduler, views),
+            Operator(policy, parts.control, parts.recent, self.status, self.reload),
+            Pressure(parts.monitor, gate), metrics, reporter,
+        )  # fmt: skip
+        self.endpoint = Endpoint(policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier)
+        self.web = WebEndpoint(Pages(policy, reporter, parts.control), metrics)
+        self.device = UNKNOWN
+        self._stop = asyncio.Event()
+        self._failure: str | None = None
+        self._reloading, self._reloads = asyncio.Lock(), Tasks(expected=(ConfigError,))
+        parts.pumped.subscribe(lambda _: parts.monitor.poke())
+        parts.pumped.subscribe(self.shown.changed)
+        self.queue.damaged.subscribe(self._damaged)
+
+    def status(self) -> dict[str, Any]:
+        """The body of GET /v1/status."""
+        faults = {"minds_endpoint": self.endpoint.problem, "web_endpoint": self.web.problem}
+        return self.shown.page(self.device, faults, self.parts.readback.verdicts)
+
+    async def run(self) -> None:
+        """Run until told to stop. Raises what `main` reports."""
+        loop, parts = asyncio.get_running_loop(), self.parts
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._reloads.start(self.reload()))
+        await thaw_left()
+        config = await asyncio.to_thread(load)
+        self.notifier.feed_watchdog()
+        try:
+            listener = await open_queue(self.queue, self.notifier, self._stop)
+        except Stopped:
+            return
+        await parts.settings.load()
+        if self.queue.notice:
+            log.critical("%s", self.queue.notice)
+        await self._use(config)
+        await parts.scopes.open()
+        parts.monitor.start(self.device)
+        await parts.routes.start(config)  # instructions go with what is posted
+        await parts.recovery.run()
+        parts.dispatcher.open()
+        await parts.held.start()
+        parts.sleeper.start()
+        await parts.scheduler.start()
+        server = Server(self.app, LOCAL)
+        await server.start(listener or listen(paths.SOCKET))
+        await self.endpoint.start(config.events_listen)
+        await self.web.start(config.web_listen)
+        await mlock.try_lock()
+        self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
+        await self._stop.wait()
+        self.notifier.send("STOPPING=1")
+        parts.dispatcher.close()
+        parts.rows.close()
+        parts.scheduler.close()
+        parts.sleeper.close()
+        await parts.monitor.close()
+        parts.held.close()
+        await parts.routes.close()
+        server.end()
+        await self.endpoint.close()
+        await self.web.close()
+        await parts.residents.close()
+        await asyncio.gather(parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S))
+        await parts.scopes.close()
+        await self.queue.close()
+        if self._failure is not None:
+            raise Unavailable(self._failure)
+
+    async def _use(self, config: Config) -> None:
+        """Follow the configuration, as far as a start and a reload do the same."""
+        parts, minds = self.parts, config.minds.values()
+        await parts.residents.use(config)
+        parts.policy.config = config
+        self.queue.keep_history(config.history_rows)
+        self.device = device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
+        parts.scopes.device, parts.scopes.disk = device.node, device.name
+        log.info("device: %s: %s", device.node or "none", device.reason)
+        await parts.readback.configure(config, device)
+        parts.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
+
+    async def reload(self) -> None:
+        """Read the configuration again; a bad one is refused whole. Raises ConfigError."""
+        parts = self.parts
+        async with self._reloading:
+            self.notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                config = await asyncio.to_thread(load)
+            except ConfigError as error:
+                log.error("the new configuration is rejected and the running one kept:\n%s", error)
+                self.shown.reload_failed = True
+                self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
+                raise
+            self.shown.reload_failed = False
+            await self._use(config)
+            await mlock.try_lock()
+            parts.monitor.use(self.device)
+            await self.endpoint.reload(config.events_listen)
+            await self.web.reload(config.web_listen)
+            await parts.routes.reload(config)
+            parts.held.reload()
+            await parts.scheduler.reload()
+            text = f"configuration read again: {', '.join(config.sources) or 'none'}"
+            parts.events.emit(Event.RELOADED, text)
+            parts.control.redrive()
+            self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
+
+    def _damaged(self, damaged: signals.QueueDamaged) -> None:
+        """The next start checks the file and moves it aside; going on would spread the damage."""
+        self._failure = f"{damaged.text}; stopping, the next start moves the file aside"
+        self._stop.set()
+
+
+def main() -> None:
+    """Entry point of hostguardd."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"hostguardd {__version__}")
+        return
+    if sys.argv[1:] == ["--user"]:
+        if not paths.USER:  # the paths are settled by now: begin again
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, paths.USER_MANAGER: "1"})  # noqa: S606
+    elif sys.argv[1:]:
+        asked = sys.argv[1:] == ["--help"]
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else 2)
+    os.umask(0o077)
+    journal = Journal("hostguardd")
+    take_over(journal)
+    try:
+        paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
+        paths.RUNTIME.chmod(0o755)
+        paths.TURNS.mkdir(mode=0o700, exist_ok=True)
+        paths.STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not lock_for_life(paths.LOCK, LOCK_S):
+            raise BlockingIOError(f"another hostguardd runs on this host (it holds {paths.LOCK})")
+        asyncio.run(Daemon(journal).run())
+    except (ConfigError, Unavailable, SchemaTooNew, SystemdError, SystemdLost, OSError) as error:
+        refused = isinstance(error, ConfigError)
+        text = f"invalid configuration:\n{error}" if refused else error
+        log.critical("%s", text)
+        print(f"hostguardd: {text}", file=sys.stderr)
+        sys.exit(EXIT_NOTCONFIGURED if refused else EXIT_FAILURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,0 @@
-"""python3 -m hostguard.daemon."""
-
-from hostguard.daemon import main
-
-main()
