@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hostguard import __version__
@@ -67,7 +68,7 @@ from hostguard.systemd.fork_client import ForkClient
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.counters import Counters
-from hostguard.telemetry.events import Event, Events, JournalSink, RecentEvents
+from hostguard.telemetry.events import Event, Events, RecentEvents, to_journal
 from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
@@ -106,7 +107,7 @@ class Parts:
         self.pumped = Signal[signals.Pumped]()
 
         self.queue, self.counters, self.recent = queue, Counters(), RecentEvents()
-        self.events = events = Events(self.counters, self.recent, JournalSink(journal))
+        self.events = events = Events(self.counters.take, self.recent.take, partial(to_journal, journal))
         self.tasks, self.accepting = Tasks(expected=(Problem,)), Tasks(expected=(Problem,))
         self.settings = settings = SettingsStore(queue)
         self.policy = policy = Policy(settings, boot_id())

@@ -117,7 +117,6 @@ def _latest(schedule: Schedule, seen: int, now: int, zone: tzinfo) -> tuple[list
 
 
 def _times(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
-    """All times after `after`, in order."""
     try:
         hourly = cron == "@hourly" or cron.split()[1:2] == ["*"]
         yield from (_every_hour if hourly else _at_hours)(cron, after, zone)

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from hostguard.config.schema import UNLIMITED
+from hostguard.config.schema import LIMITS, UNLIMITED
 from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
 
 HIDDEN = "(hidden)"
@@ -20,13 +20,7 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
     """
     turn = _limits(config.turn)
     return {
-        "limits": {
-            "mind_concurrent_turns": config.mind_concurrent_turns,
-            "global_concurrent_turns": _or_unlimited(config.global_concurrent_turns),
-            "payload_max": config.payload_max,
-            "rows_per_mind": config.rows_per_mind,
-            "history_rows": config.history_rows,
-        },
+        "limits": {name: _or_unlimited(getattr(config, name)) for name in LIMITS},
         "turn": turn,
         "pressure": {**asdict(config.pressure), "tighten": _or_unlimited(config.pressure.tighten)},
         "device": {"path": config.device_path},
@@ -77,7 +71,6 @@ def _wake_dict(wake: WakeOn) -> dict[str, Any]:
 
 
 def _schedule_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule in the form of a file: the keys that are set."""
     shown = asdict(schedule)
     del shown["name"]
     if schedule.at is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +17,7 @@ from typing import Any
 
 from hostguard.core.names import SESSION_MAX, own_session
 from hostguard.core.quantities import DAY, parse_duration, parse_size
+from hostguard.linux.timezones import zones
 
 UNLIMITED = "unlimited"
 CHANNEL_MINDS_MAX = 1000
@@ -27,10 +27,7 @@ _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `allowed` is the end of a sentence that begins "allowed: ".
-
-    No message shows the value of a `secret` key, even if it is invalid.
-    """
+    """One key. `allowed` ends the sentence "allowed: ..."; no message shows the value of a `secret` key."""
 
     parse: Callable[[Any], Any]
     allowed: str
@@ -229,10 +226,8 @@ def _cron(value: Any) -> str:
 
 
 def _zone(value: Any) -> str:
-    try:
-        zoneinfo.ZoneInfo(_text(value))
-    except (zoneinfo.ZoneInfoNotFoundError, OSError):
-        raise ValueError("unknown on this host") from None
+    if zones([_text(value)])[value] is None:
+        raise ValueError("unknown on this host")
     return str(value)
 
 
@@ -290,12 +285,16 @@ PRESSURE = {
     "tighten": _BANDWIDTH,
 }
 
+LIMITS = {
+    "mind_concurrent_turns": _COUNT,
+    "global_concurrent_turns": _or_unlimited(_COUNT),
+    "payload_max": _sized("bytes", 1024, "1K", "64M"),
+    "rows_per_mind": _whole(1, 1_000_000),
+    "history_rows": _whole(0, 1_000_000),
+}
+
 KEYS: dict[str, Key] = {
-    "limits.mind_concurrent_turns": _COUNT,
-    "limits.global_concurrent_turns": _or_unlimited(_COUNT),
-    "limits.payload_max": _sized("bytes", 1024, "1K", "64M"),
-    "limits.rows_per_mind": _whole(1, 1_000_000),
-    "limits.history_rows": _whole(0, 1_000_000),
+    **{f"limits.{name}": key for name, key in LIMITS.items()},
     **{f"turn.{name}": key for name, key in _TURN.items()},
     **{f"pressure.{name}": key for name, key in PRESSURE.items()},
     "device.path": Key(_device, '"auto", "none", or an absolute path'),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 
 MIND_NAME_MAX = 48  # bytes: escaped, in a scope's name, it stays below systemd's 256
 CHANNEL_NAME_MAX = 64  # characters
@@ -77,8 +76,4 @@ def _space_fault(name: str) -> str | None:
 
 
 # By the table of the configuration.
-NAME_FAULTS: dict[str, Callable[[str], str | None]] = {
-    "minds": mind_name_fault,
-    "channels": channel_name_fault,
-    "schedules": schedule_name_fault,
-}
+NAME_FAULTS = {"minds": mind_name_fault, "channels": channel_name_fault, "schedules": schedule_name_fault}

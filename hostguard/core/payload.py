@@ -54,14 +54,9 @@ def scheduled(schedule: Schedule) -> dict[str, Any]:
 
 
 def _of_system(minds: tuple[str, ...], content: Any) -> dict[str, Any]:
-    return {
-        "content": content,
-        "channel": CHANNEL,
-        "sender": SENDER,
-        "isDM": True,
-        "participants": [SENDER, *minds],
-        "interrupt": False,
-    }
+    both = [SENDER, *minds]
+    head = {"channel": CHANNEL, "sender": SENDER, "isDM": True, "participants": both, "interrupt": False}
+    return {"content": content, **head}
 
 
 def note(waited_ms: int, behind: str | None) -> str | None:

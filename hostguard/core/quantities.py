@@ -28,10 +28,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_when(text: str, now_ms: int) -> int:
-    """Ms since the epoch of "+10m", "in 10m", "14:30" or an ISO 8601 time; without a zone it is local time.
-
-    "14:30" is the next time that the clock shows this.
-    """
+    """Ms since the epoch of "+10m", "in 10m", "14:30" (the next) or an ISO 8601 time, by default local."""
     from datetime import datetime, timedelta
 
     text = text.strip()

@@ -49,15 +49,13 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int |
         while excess > 0 and max(widths) > _NARROWEST:
             widths[widths.index(max(widths))] -= 1
             excess -= 1
-    lines = []
-    for row in cells:
-        padded = []
-        for cell, wide in zip(row, widths, strict=True):
-            text = cut(cell, wide)
-            padded.append(text + " " * (wide - columns(text)))
-        line = "  ".join(padded).rstrip()
-        lines.append(line if width is None else cut(line, width))
-    return "\n".join(lines)
+
+    def padded(cell: str, wide: int) -> str:
+        text = cut(cell, wide)
+        return text + " " * (wide - columns(text))
+
+    lines = ["  ".join(map(padded, row, widths)).rstrip() for row in cells]
+    return "\n".join(lines if width is None else [cut(line, width) for line in lines])
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from hostguard.core.model import Limits
 
 SLICE = "hostguard.slice"
-_PLAIN = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:_.")
 _TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
 
 Property = tuple[str, str, Any]
@@ -17,11 +16,8 @@ Property = tuple[str, str, Any]
 
 def escape(text: str) -> str:
     r"""As systemd-escape(1), but "/" becomes \x2f, so that no two texts share a name."""
-    raw = text.encode()
-    return "".join(
-        chr(byte) if byte in _PLAIN and not (i == 0 and byte == 0x2E) else f"\\x{byte:02x}"
-        for i, byte in enumerate(raw)
-    )
+    raw = re.sub(rb"^\.|[^A-Za-z0-9:_.]", lambda match: b"\\x%02x" % ord(match[0]), text.encode())
+    return raw.decode()
 
 
 def unescape(text: str) -> str:
@@ -56,10 +52,7 @@ def slice_mind(name: str) -> str | None:
 
 
 def unit_of_cgroup(cgroup: str, root: str) -> tuple[str, str] | None:
-    """The unit that this cgroup belongs to, and the path below the unit's own cgroup, "" or "/...".
-
-    Both arguments are paths as in /proc/PID/cgroup; `root` is the service manager's. None: no unit.
-    """
+    """The unit of a cgroup, and the path below the unit's own, "" or "/..."; `root` is the manager's."""
     prefix = root.rstrip("/") + "/"
     if not cgroup.startswith(prefix):
         return None
@@ -81,8 +74,7 @@ def scope_properties(
 ) -> list[Property]:
     """Properties for StartTransientUnit as (name, D-Bus signature, value).
 
-    Without `device`, a block device node, per-device limits are left out. With `delegate` processes can be
-    attached later.
+    `device`: the node for I/O limits; without it they are left out. `delegate`: processes can be attached.
     """
     props: list[Property] = [
         ("Description", "s", description),

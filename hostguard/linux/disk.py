@@ -55,10 +55,7 @@ def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
 
 
 def resolve(path: Path, sys_root: Path = SYS) -> Device:
-    """The whole disk under `path`, or under its nearest parent that exists.
-
-    The node of a block device means its disk; if that consists of several disks, the device itself.
-    """
+    """The whole disk of `path`, or of its nearest parent that exists; of a node for several disks, itself."""
     try:
         return _resolve(path, _seen(path), sys_root)
     except OSError as error:

@@ -23,12 +23,8 @@ DEFAULT_WEIGHT = 100  # of every cgroup, also for BFQ (systemd, cgroup-util.h)
 # driver of ext4 serves ext3.
 ATTRIBUTING = frozenset({"ext2", "ext3", "ext4", "btrfs", "f2fs", "xfs"})
 PAGE_MAX = 65_536  # bytes; the kernel rounds memory limits down to pages, of 64 KiB at most
-IO_MAX = {  # limit -> key in io.max
-    "read_bandwidth": "rbps",
-    "write_bandwidth": "wbps",
-    "read_iops": "riops",
-    "write_iops": "wiops",
-}
+# By limit: its key in io.max, or its file.
+IO_MAX = {"read_bandwidth": "rbps", "write_bandwidth": "wbps", "read_iops": "riops", "write_iops": "wiops"}
 FILES = {"memory_high": "memory.high", "memory_max": "memory.max", "tasks_max": "pids.max"}
 
 
@@ -124,8 +120,7 @@ def _controller(name: str, kernel: Kernel, applied: Applied | None) -> str | Non
 
 
 def _weight(_name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
-    missing = _controller("io", kernel, applied)
-    if missing is not None:
+    if missing := _controller("io", kernel, applied):
         return Label.INERT, missing
     if kernel.disk.name is None:
         return Label.INERT, f"no disk to share by weight is known: {kernel.disk.reason}"
@@ -147,8 +142,7 @@ def _weight(_name: str, asked: int, kernel: Kernel, applied: Applied | None) -> 
 
 
 def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
-    missing = _controller("io", kernel, applied)
-    if missing is not None:
+    if missing := _controller("io", kernel, applied):
         return Label.INERT, missing
     if kernel.disk.node is None:
         return Label.INERT, f"there is no disk to limit: {kernel.disk.reason}"
@@ -164,8 +158,7 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
                 f"{kernel.disk.name} is encrypted: kernel threads write to it, unless it was opened with"
                 " no_write_workqueue"
             )
-        missing = _controller("memory", kernel, applied)
-        if missing is not None:
+        if missing := _controller("memory", kernel, applied):
             return Label.PARTIAL, (
                 f"{missing}: only what a turn syncs or writes without the page cache is limited, not what"
                 " the kernel writes back later"
@@ -179,8 +172,7 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
 
 
 def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
-    missing = _controller("pids" if name == "tasks_max" else "memory", kernel, applied)
-    if missing is not None:
+    if missing := _controller("pids" if name == "tasks_max" else "memory", kernel, applied):
         return Label.INERT, missing
     if applied is None:
         return _NOT_YET

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from hostguard.core import paths
 from hostguard.core.settings import Level
@@ -32,27 +31,19 @@ CLOSE_S = 5.0  # for thaws when the guard stops; the next guard does the rest
 GONE = ("NoSuchUnit", "UnitInactive")  # ends of D-Bus error names: there is nothing to thaw
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Units to freeze, youngest first, and to thaw, oldest first."""
-
-    freeze: tuple[str, ...] = ()
-    thaw: tuple[str, ...] = ()
-
-
 def plan(
     live: Sequence[str], spared: Collection[str], frozen: Collection[str], level: Level, admit: int | None
-) -> Plan:
-    """What to freeze and thaw now. Pure.
+) -> tuple[list[str], list[str]]:
+    """The units to freeze now, youngest first, and those to thaw, oldest first. Pure.
 
     `live` are the units of the turns, oldest first; `spared` must not be frozen; `frozen` are already. While
     the disk is stalled all but the `admit` oldest are frozen. While it is strained they stay frozen, so
     that the backlog of writes comes first; once it is calm each call thaws one.
     """
     if level is Level.CALM:
-        return Plan(thaw=tuple(unit for unit in live if unit in frozen)[:1])
+        return [], [unit for unit in live if unit in frozen][:1]
     beyond = live[admit:] if level is Level.STALLED and admit is not None else []
-    return Plan(tuple(unit for unit in reversed(beyond) if unit not in frozen and unit not in spared))
+    return [unit for unit in reversed(beyond) if unit not in frozen and unit not in spared], []
 
 
 async def thaw_left() -> None:
@@ -112,12 +103,12 @@ class Freezer:
         # Foreign scopes are not ours to freeze; turns that start or end must proceed.
         busy = {turn.live.unit for turn in live if turn.phase not in (Phase.RUNNING, Phase.LINGERING)}
         spared = busy | self._thawed.keys()
-        todo = plan(list(live.turns), spared, self.frozen, state.level, state.admit)
-        for unit in todo.freeze:
+        freeze, thaw = plan(list(live.turns), spared, self.frozen, state.level, state.admit)
+        for unit in freeze:
             self._freeze(unit, state.evidence, now)
-        if todo.freeze:
+        if freeze:
             asyncio.get_running_loop().call_later(longest, self._thaw_since, now)
-        for unit in todo.thaw:
+        for unit in thaw:
             self._thaw(unit)
 
     def _thaw_since(self, at: float) -> None:

@@ -83,12 +83,8 @@ def step(state: State, sample: Sample, settings: Settings) -> State:
         state = _again(state, sample, doubt)
     else:
         state = _changed(_levelled(_judged(state, sample, settings), sample, settings), sample, settings)
-    return replace(
-        state,
-        last=sample,
-        next_step_at=_next_step(state, sample, settings),
-        wait=_wait(state, sample, settings),
-    )
+    rise, wait = _next_step(state, sample, settings), _wait(state, sample, settings)
+    return replace(state, last=sample, next_step_at=rise, wait=wait)
 
 
 def _bounded(state: State, sample: Sample, settings: Settings) -> State:
@@ -97,8 +93,7 @@ def _bounded(state: State, sample: Sample, settings: Settings) -> State:
     cap = None if state.cap is None else max(state.cap, floor)
     if cap is not None and sample.cap is not None and cap >= sample.cap:
         cap = None
-    unchanged = (cap, floor) == (state.cap, state.floor)
-    return state if unchanged else replace(state, cap=cap, floor=floor)
+    return replace(state, cap=cap, floor=floor)
 
 
 def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
@@ -217,16 +212,12 @@ def _levelled(state: State, sample: Sample, settings: Settings) -> State:
     elif level is Level.STALLED:
         level = Level.STRAINED
     calm = state.calm if level is Level.CALM and state.level is Level.CALM else 0.0
-    if (level, calm) == (state.level, state.calm):
-        return state
     return replace(state, level=level, since=state.since if level is state.level else sample.at, calm=calm)
 
 
 def _changed(state: State, sample: Sample, settings: Settings) -> State:
-    """The cap cut, raised, or unchanged."""
     recent = tuple(at for at in state.changes if at > sample.at - MINUTE)
-    if recent != state.changes:
-        state = replace(state, changes=recent)
+    state = replace(state, changes=recent)
     if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace is _Pace.SLOW):
         held_off = sample.at - state.cut_at < settings.hold_off
         return state if held_off or len(recent) >= CHANGES else _cut(state, sample)
@@ -262,15 +253,9 @@ def _raised(state: State, sample: Sample) -> State:
     assert state.cap is not None
     cap = state.cap + 1
     full = cap > state.top if sample.cap is None else cap >= sample.cap
-    proved = state.failed is not None and state.cap >= state.failed
-    return replace(
-        state,
-        cap=None if full else cap,
-        calm=0.0,
-        changes=(*state.changes, sample.at),
-        failed=None if proved else state.failed,
-        risen=True,
-    )
+    failed = None if state.failed is not None and state.cap >= state.failed else state.failed
+    changes = (*state.changes, sample.at)
+    return replace(state, cap=None if full else cap, calm=0.0, changes=changes, failed=failed, risen=True)
 
 
 def _window(state: State, settings: Settings) -> float:

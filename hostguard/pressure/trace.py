@@ -64,14 +64,10 @@ def sample_of(value: Any) -> Sample:
     at = value["at"]
     if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) < AT_MAX:  # NaN is not below
         raise TraceError("at: expected a number of seconds")
-    return Sample(
-        float(at),
-        _count(value["live"], "live"),
-        None if value["cap"] is None else _count(value["cap"], "cap"),
-        _counters(Disk, value["disk"], "disk"),
-        _psi(value["host"], "host"),
-        _psi(value["slice"], "slice"),
-    )
+    live = _count(value["live"], "live")
+    cap = None if value["cap"] is None else _count(value["cap"], "cap")
+    disk = _counters(Disk, value["disk"], "disk")
+    return Sample(float(at), live, cap, disk, _psi(value["host"], "host"), _psi(value["slice"], "slice"))
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

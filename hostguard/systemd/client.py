@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,12 +53,6 @@ class Listener(Protocol):
 
     def unit_started(self, unit: str) -> None:
         """A followed service was started."""
-
-
-def unit_path(unit: str) -> str:
-    """The object path of a unit: systemd escapes all but ASCII letters and digits as _XX."""
-    escaped = (chr(b) if chr(b).isascii() and chr(b).isalnum() else f"_{b:02x}" for b in unit.encode())
-    return f"{PATH}/unit/{''.join(escaped)}"
 
 
 class _Job:
@@ -149,10 +144,7 @@ class Systemd:
         return found.value
 
     async def attach(self, unit: str, pids: Sequence[int], below: str = "") -> None:
-        """Move processes into a delegated unit, or into the cgroup `below` it ("/...").
-
-        If one of them is gone systemd may have moved none or only some.
-        """
+        """Move processes to a delegated unit, or `below` it ("/..."); if one is gone, perhaps not all."""
         await self._call("AttachProcessesToUnit", "ssau", [unit, below, list(pids)])
 
     async def stop_unit(self, unit: str) -> None:
@@ -251,8 +243,10 @@ class Systemd:
             self._tasks.start(self._again(True))
 
     async def _look_at(self, unit: str) -> None:
+        # In an object path systemd escapes all but ASCII letters and digits as _XX.
+        escaped = re.sub(rb"[^A-Za-z0-9]", lambda match: b"_%02x" % ord(match[0]), unit.encode()).decode()
         try:
-            mind = await self._mind_of(unit, unit_path(unit))
+            mind = await self._mind_of(unit, f"{PATH}/unit/{escaped}")
         except SystemdLost:
             return  # the list is read again once the bus is back
         if mind is not None:

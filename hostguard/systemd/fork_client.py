@@ -62,14 +62,8 @@ class Stub:
 
     def anchor(self, record: Path) -> None:
         """Let it wait for ever, even without the guard. Raises OSError: then it exits."""
-        try:
-            fd = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            try:
-                socket.send_fds(self._channel, [b"a"], [fd])
-            finally:
-                os.close(fd)
-        finally:
-            self._channel.close()
+        with self._channel, open(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
+            socket.send_fds(self._channel, [b"a"], [file.fileno()])
 
     def dismiss(self) -> None:
         """Let it exit without running anything."""
@@ -184,9 +178,8 @@ def exited(fd: int) -> bool:
 
 def _memory(name: str, content: bytes) -> int:
     fd = os.memfd_create(name)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

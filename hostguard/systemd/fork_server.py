@@ -81,14 +81,10 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
             captured, output = os.pipe()
         _become(spec)
         os.write(record, b"started\n")
+        argv = spec["argv"]
+        moves = [(os.POSIX_SPAWN_DUP2, old, new) for new, old in enumerate((stdin, output, output))]
         pid = os.posix_spawn(
-            spec["argv"][0],
-            spec["argv"],
-            spec["env"],
-            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)]
-            + [(os.POSIX_SPAWN_DUP2, output, fd) for fd in (1, 2)],
-            setsigdef=DEFAULTS,
-            setsigmask=(),
+            argv[0], argv, spec["env"], file_actions=moves, setsigdef=DEFAULTS, setsigmask=()
         )
     except OSError as error:
         where = spec["cwd"] if error.filename == spec["cwd"] else spec["argv"][0]

@@ -35,13 +35,8 @@ class Journal:
             return
         if self._dropped:
             text = f"{text} ({self._dropped} lines before this one were lost: the journal refused them)"
-        entry = {
-            "MESSAGE": text,
-            "PRIORITY": str(priority),
-            "SYSLOG_IDENTIFIER": self._identifier,
-            **(fields or {}),
-        }
-        raw = b"".join(_field(name, value) for name, value in entry.items())
+        own = {"MESSAGE": text, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": self._identifier}
+        raw = b"".join(_field(name, value) for name, value in {**own, **(fields or {})}.items())
         if self._try(raw):
             self._dropped = 0
         else:

@@ -47,7 +47,7 @@ class Counters:
         self._level = "calm"
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """As events.Sink."""
+        """Count an event."""
         match event["type"]:
             case "held":
                 self.holds[event["reason"]] += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from hostguard.core.clock import now_ms
 from hostguard.systemd.journal import Journal
@@ -51,17 +51,13 @@ _COMMON = ("id", "at", "type", "text")  # to all events
 _PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
 
 
-class Sink(Protocol):
-    """Takes every event."""
-
-    def take(self, event: Json) -> None:
-        """`event` has id, at (ms since the epoch), type and text, and the fields of its type. Never waits."""
-
-
 class Events:
-    """Passes each event to all sinks, in their order."""
+    """Passes each event to all sinks, in their order; none of them waits for anything.
 
-    def __init__(self, *sinks: Sink) -> None:
+    An event has id, at (ms since the epoch), type and text, and the fields of its type.
+    """
+
+    def __init__(self, *sinks: Callable[[Json], None]) -> None:
         self.sinks = sinks
         # Above all ids of an earlier run, so that a client's Last-Event-ID stays valid.
         self._last = now_ms()
@@ -72,7 +68,7 @@ class Events:
         event = {"id": self._last, "at": now_ms(), "type": str(type_), "text": text}
         event |= {name: value for name, value in fields.items() if value is not None}
         for sink in self.sinks:
-            sink.take(event)
+            sink(event)
 
 
 class RecentEvents:
@@ -83,7 +79,7 @@ class RecentEvents:
         self._readers: set[asyncio.Queue[Json]] = set()
 
     def take(self, event: Json) -> None:
-        """As Sink."""
+        """Keep an event and pass it on."""
         self._kept.append(event)
         for reader in self._readers:
             if reader.qsize() < BEHIND_MAX:
@@ -104,20 +100,9 @@ class RecentEvents:
             self._readers.discard(queue)
 
 
-class JournalSink:
-    """Writes events that have a MESSAGE_ID to the journal, each field as HOSTGUARD_<NAME>."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def take(self, event: Json) -> None:
-        """As Sink."""
-        type_ = Event(event["type"])
-        if type_ in MESSAGE_IDS:
-            fields = {
-                f"HOSTGUARD_{name.upper()}": str(value)
-                for name, value in event.items()
-                if name not in _COMMON
-            }
-            fields["MESSAGE_ID"] = MESSAGE_IDS[type_]
-            self._journal.send(event["text"], _PRIORITY.get(type_, 6), fields)
+def to_journal(journal: Journal, event: Json) -> None:
+    """Write an event that has a MESSAGE_ID to the journal, each field as HOSTGUARD_<NAME>."""
+    type_ = Event(event["type"])
+    if type_ in MESSAGE_IDS:
+        own = {f"HOSTGUARD_{key.upper()}": str(value) for key, value in event.items() if key not in _COMMON}
+        journal.send(event["text"], _PRIORITY.get(type_, 6), {**own, "MESSAGE_ID": MESSAGE_IDS[type_]})

@@ -152,10 +152,8 @@ def _last_trouble(changes: list[Any]) -> list[Any]:
     over = True
     for change in changes:
         fine = change["level"] == "calm" and change["cap"] is None
-        if not fine and over:
-            last = []
         if not fine or not over:
-            last.append(change)
+            last = [change] if over else [*last, change]
         over = fine
     return last
 
@@ -174,11 +172,11 @@ def _paused(status: Any) -> Iterator[Line]:
 
 def _weak(status: Any) -> Iterator[Line]:
     """Configured limits that the kernel does not apply, or only in part."""
-    weak = []
-    for label, words in WEAK.items():
-        names = [item["limit"] for item in status.get("enforcement", []) if item["label"] == label]
-        if names:
-            weak.append(f"{words}: {', '.join(names)}")
+    weak = [
+        f"{words}: {', '.join(names)}"
+        for label, words in WEAK.items()
+        if (names := [item["limit"] for item in status.get("enforcement", []) if item["label"] == label])
+    ]
     if weak:
         yield WARN, "limits", f"{'; '.join(weak)} (hostguard doctor)"
 

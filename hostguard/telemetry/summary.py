@@ -88,6 +88,7 @@ def make(
         one.use(turn)
         _run(one, turn["started_at"], now, begin, width)
     seen = steps(points, begin, width, count)
+    ranked = sorted(minds.items(), key=lambda item: (-item[1].run_ms, item[0]))  # the busiest first
     return {
         "from": begin,
         "to": now,
@@ -95,8 +96,8 @@ def make(
         "step_ms": width,
         "complete": complete,
         "status": status,
-        "minds": [_shown(name, one) for name, one in sorted(minds.items(), key=_busiest)],
-        "turns": _series(minds),
+        "minds": [_shown(name, one) for name, one in ranked],
+        "turns": _series(ranked),
         "known": [step is not None for step in seen],  # if true, a cap of null means no limit
         "level": [LEVELS[step.level] if step else None for step in seen],
         "cap": [step.cap if step else None for step in seen],
@@ -107,7 +108,6 @@ def make(
 
 
 def _run(mind: _Mind, start: int, end: int, begin: int, width: int) -> None:
-    """Add a turn to the steps in which it ran."""
     start = max(start, begin)
     mind.run_ms += max(0, end - start)
     at, last = (start - begin) // width, len(mind.busy) - 1
@@ -115,10 +115,6 @@ def _run(mind: _Mind, start: int, end: int, begin: int, width: int) -> None:
         until = min(end, begin + (at + 1) * width)
         mind.busy[at] += (until - start) / width
         start, at = until, at + 1
-
-
-def _busiest(item: tuple[str, _Mind]) -> tuple[int, str]:
-    return -item[1].run_ms, item[0]
 
 
 def _shown(name: str, mind: _Mind) -> Json:
@@ -142,9 +138,7 @@ def quantile(ordered: Sequence[int], share: float) -> int | None:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-def _series(minds: Mapping[str, _Mind]) -> list[Json]:
-    """Turns at a time, for the busiest minds and for all others together."""
-    ranked = sorted(minds.items(), key=_busiest)
+def _series(ranked: Sequence[tuple[str, _Mind]]) -> list[Json]:
     rest = [one.busy for _, one in ranked[SERIES:]]
     series: list[Json] = [{"mind": name, "busy": _rounded(one.busy)} for name, one in ranked[:SERIES]]
     if rest:

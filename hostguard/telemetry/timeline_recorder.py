@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sized
+from functools import partial
 from typing import Any
 
 from hostguard.core.clock import now_ms
 from hostguard.core.settings import Level
 from hostguard.store.writer import Queue
 from hostguard.telemetry import timeline_rows
-from hostguard.telemetry.timeline import LEVELS, Incident, Seen, Timeline, Trouble, coarse
+from hostguard.telemetry.timeline import LEVELS, Seen, Timeline, Trouble, coarse
 
 log = logging.getLogger(__name__)
 
 STORE_MS = 2 * 3_600_000
 WIDTH_MS = 600_000
-# The most incidents of one store, so that a disk in trouble all day gets less than 200 KB a day.
-INCIDENTS_MAX = 12
+INCIDENTS_MAX = 12  # of one store, the worst: a disk in trouble all day gets less than 200 KB a day
 
 
 class TimelineRecorder:
@@ -40,10 +40,7 @@ class TimelineRecorder:
     def note(
         self, level: Level, cap: int | None, turns: int, trouble: Trouble, await_ms: int | None = None
     ) -> None:
-        """Note the state of the host now: what pressure says, the lowest cap in force, the live turns.
-
-        `await_ms`: how long a request of the disk took since the last note.
-        """
+        """Note the state now, the lowest cap in force, and how long a request of the disk took since then."""
         now, self._level = now_ms(), level
         seen = Seen(LEVELS.index(level), cap, turns, len(self._backlog), await_ms)
         self.timeline.note(now, seen, trouble)
@@ -58,12 +55,11 @@ class TimelineRecorder:
         self._tried_at = now
         points = [*coarse([p for p in self.timeline.known() if p.at >= self._stored], WIDTH_MS)]
         over = [one for one in self.timeline.incidents if one.until is not None and one.until >= self._stored]
-        incidents = sorted(over, key=weight)[-INCIDENTS_MAX:]
+        incidents = sorted(over, key=lambda one: (one.level, (one.until or 0) - one.at))[-INCIDENTS_MAX:]
         if not points and not incidents:
             return None
-        write = self._queue.submit(
-            lambda db: timeline_rows.store(db, points, incidents, now), durable=False
-        ).future
+        store = partial(timeline_rows.store, points=points, incidents=incidents, now=now)
+        write = self._queue.submit(store, durable=False).future
         write.add_done_callback(lambda done: self._done(done, now))
         return write
 
@@ -74,8 +70,3 @@ class TimelineRecorder:
             log.debug("the timeline is not stored: %s", error)  # it is tried again
         else:
             self._stored = now - now % WIDTH_MS  # what goes on is stored again once there is more of it
-
-
-def weight(incident: Incident) -> tuple[int, int]:
-    """Sorts incidents: by level, then by how long they lasted."""
-    return incident.level, (incident.until or 0) - incident.at

@@ -1,11 +1,9 @@
-"""The timeline in the database: functions of a connection, for hostguard.store.writer.
-
-Most of what a report shows of turns is in their own rows.
-"""
+"""The timeline in the database: functions of a connection. What a report shows of turns is in their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from typing import NamedTuple
 
 from hostguard.store.connection import Connection
@@ -38,17 +36,11 @@ class Ended(NamedTuple):
 
 def store(db: Connection, points: Iterable[Point], incidents: Iterable[Incident], now: int) -> None:
     """Store points and incidents, and delete those that are too old or too many."""
+    rows = [(point.at, *astuple(point.seen), point.first) for point in points]
+    db.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     db.executemany(
-        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (p.at, p.seen.level, p.seen.cap, p.seen.turns, p.seen.held, p.seen.await_ms, p.first)
-            for p in points
-        ],
+        "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, incidents)
     )
-    db.executemany("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [
-        (one.at, one.until, one.level, one.evidence, one.cap, one.configured, one.frozen, one.tightened)
-        for one in incidents
-    ])  # fmt: skip
     db.execute("DELETE FROM points WHERE at < ?", (now - POINTS_AGE,))
     for table, most in (("points", POINTS_MAX), ("incidents", INCIDENTS_MAX)):
         newest = f"SELECT at FROM {table} ORDER BY at DESC LIMIT 1 OFFSET ?"  # noqa: S608

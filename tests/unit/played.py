@@ -84,7 +84,8 @@ def managed(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> 
 
 def sink(manager, kind):
     """The sink of this kind that the dispatcher's events go to."""
-    return next(one for one in manager.events.sinks if isinstance(one, kind))
+    owners = (getattr(take, "__self__", None) for take in manager.events.sinks)
+    return next(one for one in owners if isinstance(one, kind))
 
 
 def views_of(manager) -> Views:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -22,12 +21,11 @@ def over_time(report: Any) -> str:
     held = [value or 0 for value in report["held"]]
     waits = [value or 0 for value in report["await_ms"]]
     most, slowest = max(held, default=0), max(10.0, *waits) if waits else 10.0
-    whole = f"{top:.0f}"
     parts = [
         '<h2 id="time-title">Over time</h2>',
         _figure(
             f"<b>Turns at a time</b>, by mind; the line is how many could run. A step is {step}.",
-            chart, (whole, "0"), _times(report),
+            chart, (f"{top:.0f}", "0"), _times(report),
         ),
         _keys(report),
         _figure(
@@ -113,14 +111,10 @@ def _pressure(report: Any) -> str:
 
 def _cells(report: Any, at: int) -> list[str]:
     """The cells of a step after those of its minds."""
-    cap = "-" if not report["known"][at] else "any" if report["cap"][at] is None else str(report["cap"][at])
-    took = report["await_ms"][at]
-    return [
-        report["level"][at] or "-",
-        cap,
-        str(report["held"][at] if report["held"][at] is not None else "-"),
-        "-" if took is None else _ms(took),
-    ]
+    level, cap, held, took = (report[name][at] for name in ("level", "cap", "held", "await_ms"))
+    if not report["known"][at]:
+        return ["-"] * 4
+    return [level, "any" if cap is None else str(cap), str(held), "-" if took is None else _ms(took)]
 
 
 def _described(report: Any, at: int) -> str:
@@ -141,7 +135,6 @@ def _quiet(report: Any, at: int) -> bool:
 
 
 def _table(report: Any) -> str:
-    """The steps in which something happened."""
     heads = ["From", *(safe(name) for name in _names(report)), "Disk", "Cap", "Held", "Time per request"]
     rows = [
         [
@@ -153,14 +146,12 @@ def _table(report: Any) -> str:
         if not _quiet(report, at)
     ]
     top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    body = "".join(_row(row) for row in rows)
+    body = "".join(
+        f'<tr><th scope="row" class="name">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in (map(escape, row) for row in rows)
+    )
     return f"""<details id="steps"><summary>The charts as a table</summary>
 <p class="faint" id="steps-told">Turns at a time of each mind; steps without any activity are left out.</p>
 <div class="scroll" role="region" tabindex="0" aria-labelledby="time-title">
 <table aria-labelledby="time-title" aria-describedby="steps-told">
 <thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></details>"""
-
-
-def _row(cells: Iterable[str]) -> str:
-    first, *rest = map(escape, cells)
-    return f'<tr><th scope="row" class="name">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hostguard.core.clock import now_ms
 from hostguard.systemd.journal import Journal
 from hostguard.telemetry import events as events_
-from hostguard.telemetry.events import MESSAGE_IDS, Event, Events, JournalSink, RecentEvents
+from hostguard.telemetry.events import MESSAGE_IDS, Event, Events, RecentEvents, to_journal
 
 
 class Kept(Journal):
@@ -23,15 +24,8 @@ class Kept(Journal):
 def test_each_event_goes_to_all_sinks_in_order_with_a_higher_id():
     taken: list[Any] = []
 
-    class Sink:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def take(self, event: dict[str, Any]) -> None:
-            taken.append((self.name, event))
-
     began = now_ms()
-    events = Events(Sink("a"), Sink("b"))
+    events = Events(*(lambda event, name=name: taken.append((name, event)) for name in "ab"))
     events.emit(Event.ENDED, "over", mind="ada", exit=0, reason=None)
     events.emit(Event.DEAD, "dead")
     assert [name for name, _ in taken] == ["a", "b", "a", "b"]
@@ -48,7 +42,7 @@ def test_each_event_goes_to_all_sinks_in_order_with_a_higher_id():
 )
 def test_the_journal_gets_what_has_a_message_id(event, priority):
     journal = Kept()
-    events = Events(JournalSink(journal))
+    events = Events(partial(to_journal, journal))
     events.emit(Event.ACCEPTED, "accepted")
     events.emit(event, "a text", mind="ada", waited_ms=5)
     fields = {"HOSTGUARD_MIND": "ada", "HOSTGUARD_WAITED_MS": "5", "MESSAGE_ID": MESSAGE_IDS[event]}
@@ -58,7 +52,7 @@ def test_the_journal_gets_what_has_a_message_id(event, priority):
 def test_readers_get_new_events_and_a_slow_one_loses_some(monkeypatch):
     monkeypatch.setattr(events_, "BEHIND_MAX", 3)
     recent = RecentEvents()
-    events = Events(recent)
+    events = Events(recent.take)
     events.emit(Event.HELD, "before")
     with recent.reader() as queue:
         for number in range(5):
