@@ -1,4 +1,4 @@
-"""The `hostguard` command. Each verb has a file, which is imported only when the verb is used."""
+"""The `hostguard` command. The file of a verb is imported only when the verb is used."""
 
 from __future__ import annotations
 

@@ -65,8 +65,19 @@ VERBS = {
 }
 
 
+# Verbs in the module of another one; there, each has its own name.
+TOGETHER = {
+    "resume": "pause",
+    "wake": "sleep",
+    "retry": "cancel",
+    "stop": "turns",
+    "why": "queue",
+    "minds": "mind",
+}
+
+
 class LazyGroup(click.Group):
-    """Imports the verb VERB from hostguard.cli.verbs.VERB, attribute `command`."""
+    """Imports the verb VERB from hostguard.cli.verbs.VERB, attribute `command`, or as TOGETHER says."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs in the order of the help."""
@@ -76,7 +87,9 @@ class LazyGroup(click.Group):
         """Import the verb; None if there is no verb of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"hostguard.cli.verbs.{cmd_name}").command
+        module = TOGETHER.get(cmd_name, cmd_name)
+        attribute = cmd_name if module in TOGETHER.values() else "command"
+        command: click.Command = getattr(import_module(f"hostguard.cli.verbs.{module}"), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,7 @@ from hostguard.cli.render import to_json
 from hostguard.core.clock import now_ms
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.quantities import parse_duration, parse_when
-from hostguard.core.text import clock, safe
+from hostguard.core.text import safe
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
@@ -39,52 +39,45 @@ TIME = Parsed("WHEN", lambda text: parse_when(text, now_ms()))  # ms since the e
 WHILE_SLEEPING = click.Choice(("skip", "queue", "trigger-wake"))
 
 
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completer(path: str, key: str, entry: Callable[[Any], tuple[Any, str]]) -> Completer:
+    """Completes from the daemon's list `key` at `path`; nothing if it does not answer within a second.
+
+    `entry` makes the value, and a note for shells that show one.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            found = map(entry, client.call("GET", path, read_s=1.0)[key])
+        except CliError:
+            return []
+        # A turn not started by hostguard has no id.
+        known = [(str(value), note) for value, note in found if value is not None]
+        return [CompletionItem(value, help=note) for value, note in known if value.startswith(incomplete)]
+
+    return complete
+
+
+def _row(row: Any) -> tuple[Any, str]:
+    return row["id"], f"{mind_session(row)} {row['state']}"
+
+
 def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of minds; nothing if the daemon does not answer within a second."""
+    """Complete the names of minds, with the "@" that was typed."""
     at = "@" if incomplete.startswith("@") else ""
-    return _starting(incomplete, [(at + mind["name"], "") for mind in _live("/v1/minds", "minds")])
+    return completer("/v1/minds", "minds", lambda mind: (at + mind["name"], ""))(ctx, param, incomplete)
 
 
 def complete_addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the names of minds as "@name"."""
-    wanted = incomplete if incomplete.startswith("@") else f"@{incomplete}"
-    return complete_minds(ctx, param, wanted)
+    return complete_minds(ctx, param, f"@{incomplete.removeprefix('@')}")
 
 
-def complete_turns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of live turns."""
-    return _starting(incomplete, [(turn["id"], mind_session(turn)) for turn in _live("/v1/turns", "turns")])
-
-
-def complete_rows(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of deliveries that wait or are in a turn."""
-    return _starting(incomplete, _rows("/v1/deliveries"))
-
-
-def complete_dead(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the ids of dead letters."""
-    return _starting(incomplete, _rows("/v1/deliveries?state=dead"))
-
-
-def _rows(path: str) -> list[tuple[Any, str]]:
-    return [(row["id"], f"{mind_session(row)} {row['state']}") for row in _live(path, "deliveries")]
-
-
-def _live(path: str, name: str) -> list[Any]:
-    try:
-        found: list[Any] = client.call("GET", path, read_s=1.0)[name]
-    except CliError:
-        return []
-    return found
-
-
-def _starting(incomplete: str, found: list[tuple[Any, str]]) -> list[CompletionItem]:
-    """The matches, each with a note for shells that show one. A turn not started by hostguard has no id."""
-    return [
-        CompletionItem(str(name), help=note)
-        for name, note in found
-        if name is not None and str(name).startswith(incomplete)
-    ]
+complete_turns = completer("/v1/turns", "turns", lambda turn: (turn["id"], mind_session(turn)))
+complete_rows = completer("/v1/deliveries", "deliveries", _row)  # that wait or are in a turn
+complete_dead = completer("/v1/deliveries?state=dead", "deliveries", _row)
 
 
 def show(answer: Any, as_json: bool, text: str) -> None:
@@ -117,26 +110,3 @@ def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
         lines = [f"{row['id']} {mind_session(row)} {done}" for row in changed]
         show({"deliveries": changed}, as_json, "\n".join(lines))
     return code
-
-
-def set_pause(action: str, mind: str | None, as_json: bool) -> None:
-    """POST "pause" or "resume" for one mind, or for all, and print which minds are paused now."""
-    answer = client.call("POST", f"/v1/{action}", body={"mind": mind and mind.removeprefix("@")})
-    names = ", ".join(safe(name) for name in answer["paused"])
-    if answer["host"]:
-        text = "paused: all minds" + (f", and by name: {names}" if names else "")
-    else:
-        text = f"paused: {names}" if names else "nothing is paused"
-    show(answer, as_json, text)
-
-
-def set_sleep(action: str, mind: str, body: dict[str, Any], as_json: bool) -> None:
-    """POST "sleep" or "wake" for a mind, and print its state."""
-    mind = mind.removeprefix("@")
-    answer = client.call("POST", f"/v1/minds/{client.quote(mind)}/{action}", body=body)
-    name, until = safe(answer["name"]), clock(answer.get("asleep_until"))
-    end = f" until {until}" if until else ""
-    text = {"awake": f"{name} is awake: {answer['state']}", "asleep": f"{name} is asleep{end}"}.get(
-        answer["sleep"], f"{name} will sleep{end}, after a notice and when its turn is over"
-    )
-    show(answer, as_json, text)

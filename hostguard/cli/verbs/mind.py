@@ -1,4 +1,4 @@
-"""hostguard mind: add a mind, or make a token for it."""
+"""hostguard mind and minds: list the minds, add one, or make a token for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import click
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
 from hostguard.cli.options import complete_minds, json_option, show
+from hostguard.cli.render import terminal_width
+from hostguard.cli.tables import mind_table
 from hostguard.core.text import safe
 
 
 @click.group()
-def command() -> None:
+def mind() -> None:
     """Add a mind, or make a token for it.
 
     \b
@@ -27,7 +29,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@mind.command()
 @click.argument("name")
 @click.option("--command", "line", metavar="LINE", help="The command of a turn: a program and its arguments.")
 @click.option("--url", help="The address of a resident mind's server, such as http://127.0.0.1:4100.")
@@ -144,7 +146,7 @@ def _next(name: str, resident: bool, volute: bool, listen: tuple[str, int] | Non
     yield f"hostguard send {shlex.quote('@' + name)} hello"
 
 
-@command.command()
+@mind.command()
 @click.argument("name", shell_complete=complete_minds)
 @json_option
 def token(name: str, as_json: bool) -> None:
@@ -159,3 +161,19 @@ def token(name: str, as_json: bool) -> None:
     """
     answer = client.call("POST", f"/v1/minds/{client.quote(name.removeprefix('@'))}/token", body={})
     show(answer, as_json, answer["token"])
+
+
+@click.command()
+@json_option
+def minds(as_json: bool) -> None:
+    """List the minds.
+
+    Each with its live turns and its cap, its sessions with their age, and its waiting messages.
+
+    \b
+    Example:
+      hostguard minds
+    """
+    answer = client.call("GET", "/v1/minds")
+    none = "no mind is configured: hostguard mind add NAME ..."
+    show(answer, as_json, mind_table(answer["minds"], terminal_width()) if answer["minds"] else none)

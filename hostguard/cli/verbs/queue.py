@@ -1,4 +1,4 @@
-"""hostguard queue: list or show deliveries."""
+"""hostguard queue and why: list, show or explain deliveries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_MAX = 1000  # the API's own
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most this many."
 )
 @json_option
-def command(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
+def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
     """List the waiting deliveries, or show one.
 
     With ID, show that delivery and its message.
@@ -124,3 +124,27 @@ def result_pairs(result: Any) -> list[tuple[str, object]]:
         ("Read", size(result.get("read_bytes"))),
         ("Written", size(result.get("write_bytes"))),
     ]
+
+
+@click.command()
+@click.argument("id_", metavar="ID", type=int, shell_complete=complete_rows)
+@json_option
+def why(id_: int, as_json: bool) -> None:
+    """Explain why a delivery waits.
+
+    Shows the reason, the turn or pause that blocks it, since when, and its place in the queue.
+
+    \b
+    Example:
+      hostguard why 17
+    """
+    answer = client.call("GET", f"/v1/deliveries/{id_}/why")
+    pairs = [
+        ("State", answer.get("state")),
+        ("Reason", answer.get("reason")),
+        ("Behind", answer.get("blocker")),
+        ("Since", clock(answer.get("since"))),
+        ("Due", clock(answer.get("due"))),
+        ("Place in queue", answer.get("place")),
+    ]
+    show(answer, as_json, f"{safe(answer['text'])}\n{fields(pairs)}")

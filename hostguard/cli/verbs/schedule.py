@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.errors import CliError
 from hostguard.cli.options import (
     DURATION,
     TIME,
     WHILE_SLEEPING,
     complete_addresses,
+    completer,
     json_option,
     mind_session,
     show,
@@ -20,16 +20,7 @@ from hostguard.cli.options import (
 from hostguard.cli.render import terminal_width
 from hostguard.core.text import clock, safe, table
 
-
-def complete_schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the names of schedules."""
-    try:
-        found = client.call("GET", "/v1/schedules", read_s=1.0)["schedules"]
-    except CliError:
-        return []
-    return [one["name"] for one in found if one["name"].startswith(incomplete)]
-
-
+complete_schedules = completer("/v1/schedules", "schedules", lambda one: (one["name"], ""))
 name_argument = click.argument("name", shell_complete=complete_schedules)
 
 
@@ -95,12 +86,10 @@ def add(name: str, mind: str, as_json: bool, **options: Any) -> None:
     given = {key: value for key, value in options.items() if value is not None}
     if "catch_up_window" in given:
         given["catch_up_window"] = int(given["catch_up_window"])
-    answer = client.call(
-        "POST", "/v1/schedules", body={"name": name, "mind": mind.removeprefix("@"), **given}
-    )
+    body = {"name": name, "mind": mind.removeprefix("@"), **given}
+    answer = client.call("POST", "/v1/schedules", body=body)
     following = clock(answer["next_at"])
-    text = f"{safe(answer['name'])} saved" + (f"; next run {following}" if following else "")
-    show(answer, as_json, text)
+    show(answer, as_json, f"{safe(answer['name'])} saved" + (f"; next run {following}" if following else ""))
 
 
 @command.command()

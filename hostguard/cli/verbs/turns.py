@@ -1,4 +1,4 @@
-"""hostguard turns: list or show turns."""
+"""hostguard turns and stop: list, show or stop turns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hostguard.cli.options import complete_turns, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import turn_table
 from hostguard.cli.verbs.queue import result_pairs
-from hostguard.core.text import clock, fields
+from hostguard.core.text import clock, fields, safe
 
 
 @click.command()
 @click.argument("id_", metavar="[ID]", required=False, shell_complete=complete_turns)
 @json_option
-def command(id_: str | None, as_json: bool) -> None:
+def turns(id_: str | None, as_json: bool) -> None:
     """List the live turns, or show one.
 
     With ID, show that turn, live or ended.
@@ -32,8 +32,8 @@ def command(id_: str | None, as_json: bool) -> None:
         show(turn, as_json, turn_text(turn))
         return
     answer = client.call("GET", "/v1/turns")
-    turns = answer["turns"]
-    show(answer, as_json, turn_table(turns, terminal_width()) if turns else "no turn is running")
+    live = answer["turns"]
+    show(answer, as_json, turn_table(live, terminal_width()) if live else "no turn is running")
 
 
 def turn_text(turn: Any) -> str:
@@ -53,3 +53,19 @@ def turn_text(turn: Any) -> str:
             *result_pairs(turn.get("result") or turn),
         ]
     )
+
+
+@click.command()
+@click.argument("turn", shell_complete=complete_turns)
+@json_option
+def stop(turn: str, as_json: bool) -> None:
+    """Stop a live turn.
+
+    systemd sends SIGTERM to its processes, and SIGKILL later.
+
+    \b
+    Example:
+      hostguard stop 17
+    """
+    answer = client.call("POST", f"/v1/turns/{client.quote(turn)}/stop")
+    show(answer, as_json, f"stopping {safe(answer['id'])} ({safe(answer['unit'])})")
