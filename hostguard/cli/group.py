@@ -67,13 +67,8 @@ VERBS = {
 
 # Verbs in the module of another one; there, each has its own name.
 TOGETHER = {
-    "resume": "pause",
-    "wake": "sleep",
-    "retry": "cancel",
-    "stop": "turns",
-    "why": "queue",
-    "minds": "mind",
-}
+    "resume": "pause", "wake": "sleep", "retry": "cancel", "stop": "turns", "why": "queue", "minds": "mind",
+}  # fmt: skip
 
 
 class LazyGroup(click.Group):
@@ -107,13 +102,9 @@ def _user(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.command(cls=LazyGroup, epilog=EPILOG)
 @click.option(
-    "--user",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_user,
+    "--user", is_flag=True, is_eager=True, expose_value=False, callback=_user,
     help="Talk to the hostguardd of the calling user's service manager.",
-)
+)  # fmt: skip
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Keeps a small host alive while several AI minds work on it."""

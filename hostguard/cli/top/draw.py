@@ -23,18 +23,8 @@ TURN_HEAD = (
 MIND_HEAD = ("  MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY")
 # Columns that a narrow terminal does without, in this order.
 DROPPED = (
-    "READ",
-    "CPU  ",
-    "RD/s",
-    "SESSION",
-    "CPU%",
-    "STATE  ",
-    "WROTE",
-    "AGE  ",
-    "STATE",
-    "TURNS",
-    "OLDEST",
-)
+    "READ", "CPU  ", "RD/s", "SESSION", "CPU%", "STATE  ", "WROTE", "AGE  ", "STATE", "TURNS", "OLDEST",
+)  # fmt: skip
 NAME_MIN = 10  # columns: a longer text is cut to this before a column is dropped
 LEVEL_STYLES = {"strained": "warn", "stalled": "bad"}
 
@@ -116,31 +106,17 @@ def _tables(view: View, ui: Ui, width: int | None, room: int | None) -> list[Lin
         turns, minds = min(turns, room - few), min(few, room)
     lines: list[Line] = [[]]
     if view.turns:
-        lines += _rows(
-            TURN_HEAD, [_turn(turn, turn is row) for turn in view.turns], row, view.turns, turns, width
-        )
+        cells = [_turn(turn, turn is row) for turn in view.turns]
+        lines += _rows(TURN_HEAD, cells, row, view.turns, turns, width)
     else:
-        lines.append(
-            [
-                (
-                    "  no turn is running"
-                    if not ui.wanted
-                    else f"  no running turn matches {safe(ui.wanted)!r}",
-                    "head",
-                )
-            ]
-        )
+        none = f"no running turn matches {safe(ui.wanted)!r}" if ui.wanted else "no turn is running"
+        lines.append([(f"  {none}", "head")])
     if view.minds:
-        lines += [
-            [],
-            *_rows(
-                MIND_HEAD, [_mind(mind, mind is row) for mind in view.minds], row, view.minds, minds, width
-            ),
-        ]
+        cells = [_mind(mind, mind is row) for mind in view.minds]
+        lines += [[], *_rows(MIND_HEAD, cells, row, view.minds, minds, width)]
     if view.idle and not ui.wanted:
-        lines.append(
-            [(f"  {view.idle} more {'mind is' if view.idle == 1 else 'minds are'} idle or asleep", "")]
-        )
+        are = "mind is" if view.idle == 1 else "minds are"
+        lines.append([(f"  {view.idle} more {are} idle or asleep", "")])
     return lines
 
 

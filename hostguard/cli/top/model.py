@@ -81,20 +81,14 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
     turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -(turn.age_s or 0)))
     busy = busy_minds(status)
     shown = [mind for mind in status["minds"] if wanted in mind["name"]] if wanted else busy
+    pressure = status["pressure"]
     return View(
-        at,
-        status["cap"],
-        status["state"] == "paused",
-        tuple(status["paused_minds"]),
-        running(status),
-        tuple(line for line in news(status, at) if line[1] not in SHOWN_ELSEWHERE),
-        _device(status),
-        levels(status["pressure"]["changes"], status["pressure"]["level"], status["started_at"], at, slots),
-        tuple(turns),
+        at, status["cap"], status["state"] == "paused", tuple(status["paused_minds"]), running(status),
+        tuple(line for line in news(status, at) if line[1] not in SHOWN_ELSEWHERE), _device(status),
+        levels(pressure["changes"], pressure["level"], status["started_at"], at, slots), tuple(turns),
         tuple(_mind(mind, status, at) for mind in shown),
-        len(status["minds"]) - len(shown),
-        len(status["live"]),
-    )
+        len(status["minds"]) - len(shown), len(status["live"]),
+    )  # fmt: skip
 
 
 def look(status: Any, mono: float) -> Look:
@@ -164,9 +158,5 @@ def _device(status: Any) -> str:
         return f"{named}: idle, nothing runs"
     took, busy, in_flight = pressure["await_ms"], pressure["busy_percent"], pressure["in_flight"]
     done = "-" if took is None else f"{took:.0f} ms a request" if took or not in_flight else "none completed"
-    parts = [
-        done,
-        "-" if busy is None else f"{busy} % busy",
-        "-" if in_flight is None else f"{in_flight} in flight",
-    ]
-    return f"{named}: {', '.join(parts)}"
+    busy_for = "-" if busy is None else f"{busy} % busy"
+    return f"{named}: {done}, {busy_for}, {'-' if in_flight is None else f'{in_flight} in flight'}"

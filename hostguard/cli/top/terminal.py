@@ -24,11 +24,8 @@ OLD = ("vt", "linux")  # with a font, or a line, that may have none but ASCII
 ESCAPE_MS = 100  # the rest of a key's code comes within this, on a slow line too
 # The keys that curses decodes, as other terminals send them.
 CODES = {
-    curses.KEY_UP: "\x1b[A",
-    curses.KEY_DOWN: "\x1b[B",
-    curses.KEY_ENTER: "\r",
-    curses.KEY_BACKSPACE: "\x7f",
-}
+    curses.KEY_UP: "\x1b[A", curses.KEY_DOWN: "\x1b[B", curses.KEY_ENTER: "\r", curses.KEY_BACKSPACE: "\x7f",
+}  # fmt: skip
 ATTRIBUTES = {
     "": 0, "title": curses.A_BOLD, "head": curses.A_BOLD, "chosen": curses.A_REVERSE,
     "warn": 0, "bad": curses.A_BOLD,

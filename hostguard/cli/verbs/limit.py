@@ -62,9 +62,8 @@ def parse_setting(text: str) -> tuple[str, int | str]:
     """Split "NAME=VALUE". Raises click.BadParameter."""
     name, equals, value = text.partition("=")
     if not equals or name not in NAMES:
-        raise click.BadParameter(
-            f"invalid setting {text!r}: use NAME=VALUE, where NAME is {' or '.join(NAMES)}"
-        )
+        names = " or ".join(NAMES)
+        raise click.BadParameter(f"invalid setting {text!r}: use NAME=VALUE, where NAME is {names}")
     if value in ("unlimited", "default"):
         return name, value
     if not (value.isascii() and value.isdigit()):
@@ -73,13 +72,8 @@ def parse_setting(text: str) -> tuple[str, int | str]:
 
 
 def _print(answer: Any, as_json: bool) -> None:
-    rows = [
-        (
-            limit["name"],
-            limit["mind"] or "-",
-            "unlimited" if limit["value"] is None else limit["value"],
-            limit["source"],
-        )
-        for limit in answer["limits"]
+    values = [
+        (limit, "unlimited" if limit["value"] is None else limit["value"]) for limit in answer["limits"]
     ]
+    rows = [(limit["name"], limit["mind"] or "-", value, limit["source"]) for limit, value in values]
     show(answer, as_json, table(("LIMIT", "MIND", "VALUE", "SOURCE"), rows, terminal_width()))

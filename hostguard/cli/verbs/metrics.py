@@ -15,11 +15,9 @@ MODE = 0o644  # node_exporter runs as another user
 
 @click.command()
 @click.option(
-    "--textfile",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    "--textfile", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
     help="Write to this file instead, for node_exporter.",
-)
+)  # fmt: skip
 def command(textfile: Path | None) -> None:
     """Print the metrics for Prometheus.
 

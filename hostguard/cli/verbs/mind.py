@@ -34,25 +34,17 @@ def mind() -> None:
 @click.option("--command", "line", metavar="LINE", help="The command of a turn: a program and its arguments.")
 @click.option("--url", help="The address of a resident mind's server, such as http://127.0.0.1:4100.")
 @click.option(
-    "--volute",
-    metavar="DIR",
+    "--volute", metavar="DIR", help="The directory of a Volute mind, for its port, routes and user.",
     type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
-    help="The directory of a Volute mind, for its port, routes and user.",
-)
+)  # fmt: skip
 @click.option("--user", help="The user who runs the command, or owns the files of a resident mind.")
 @click.option("--unit", help="The service that runs a resident mind's server.")
 @click.option("--force", is_flag=True, help="Replace a drop-in that this verb wrote before.")
 @json_option
 def add(
-    name: str,
-    line: str | None,
-    url: str | None,
-    volute: Path | None,
-    user: str | None,
-    unit: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+    name: str, line: str | None, url: str | None, volute: Path | None, user: str | None, unit: str | None,
+    force: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Write a drop-in for a mind, after validating it with the rest of the configuration.
 
     A mind is a command that runs once per turn, or a server with a URL. Add --url to --volute if the port is
@@ -111,15 +103,11 @@ def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict
     if url is None:
         port = volute_rows.port_of(folder, name)
         if port is None:
-            raise CliError(
-                f"{name!r} is in no registry of Volute: set VOLUTE_HOME to Volute's home, or add --url"
-            )
+            fix = "set VOLUTE_HOME to Volute's home, or add --url"
+            raise CliError(f"{name!r} is in no registry of Volute: {fix}")
         url = f"http://127.0.0.1:{port}"
-    return {
-        "url": url,
-        "routes": str(folder / volute_rows.ROUTES),
-        "user": user or volute_rows.owner_of(folder),
-    }
+    routes = str(folder / volute_rows.ROUTES)
+    return {"url": url, "routes": routes, "user": user or volute_rows.owner_of(folder)}
 
 
 def _drop_in(name: str, keys: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, BinaryIO
 
 import click
@@ -135,15 +136,14 @@ def record(output: BinaryIO | None, seconds: float) -> None:
         head, samples = recording.from_daemon(seconds)
     except NotRunning:
         head, samples = recording.from_here(seconds)
-    kept = [head_line(head)]
+    kept = []
     try:
-        if output is None:
-            _print(head_line(head))
-        for sample in samples:
+        for line in chain([head_line(head)], map(sample_line, samples)):
             if output is None:
-                _print(sample_line(sample))
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
             else:
-                kept.append(sample_line(sample))
+                kept.append(line)
     finally:
         if output is not None:
             output.write(b"".join(kept))
@@ -153,11 +153,6 @@ def record(output: BinaryIO | None, seconds: float) -> None:
 
 def _end(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _print(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
 
 
 # -- replay
@@ -224,14 +219,9 @@ def _shown(states: Iterable[tuple[Sample, State]]) -> Iterator[dict[str, Any]]:
     for sample, state in states:
         start = sample.at if start is None else start
         last = {
-            "at": sample.at,
-            "after": round(sample.at - start, 3),
-            "level": state.level,
-            "cap": state.cap,
-            "admit": state.admit,
-            "live": sample.live,
-            "evidence": state.evidence,
-        }
+            "at": sample.at, "after": round(sample.at - start, 3), "level": state.level, "cap": state.cap,
+            "admit": state.admit, "live": sample.live, "evidence": state.evidence,
+        }  # fmt: skip
         if shown is None or any(last[name] != shown[name] for name in ("level", "cap", "admit")):
             shown = last
             yield last

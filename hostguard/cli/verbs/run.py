@@ -51,24 +51,23 @@ def command(
       hostguard run --mind coder -- make test
       hostguard run --mind coder --max-wait 10m -- ./nightly.sh
     """
-    _check(cmd[0])
+    if shutil.which(program := cmd[0]) is None:  # better to know before it waits
+        if os.path.exists(program) and "/" in program:
+            raise CliError(f"{program} is not executable: chmod +x {program}", NOT_EXECUTABLE)
+        raise CliError(f"{program}: command not found", NOT_FOUND)
     mind = mind.removeprefix("@")
     inside = daemonless.own_turn()
     if inside is not None and (parse_turn_unit(inside) or ("",))[0] == mind:
-        raise CliError(
-            f"this is in a turn of {mind}, {inside}, and would wait for itself: run the command as it is"
-        )
+        where = f"this is in a turn of {mind}, {inside}"
+        raise CliError(f"{where}, and would wait for itself: run the command as it is")
     on_held = _reporter(mind, verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
     # systemctl and the journal show it.
     description = safe(description or shlex.join(cmd))[:TEXT_MAX]
     request = {
-        "mind": mind,
-        "session": session,
-        "key": str(uuid4()),
-        "description": description,
+        "mind": mind, "session": session, "key": str(uuid4()), "description": description,
         "argv0": safe(cmd[0])[:TEXT_MAX],
-    }
+    }  # fmt: skip
     entered = None
     while entered is None:
         try:
@@ -76,14 +75,6 @@ def command(
         except NotRunning:
             entered = daemonless.enter_scope(mind, session, description, deadline, on_held)
     _become(cmd)
-
-
-def _check(program: str) -> None:
-    """Check that the program can be executed, before it waits. Raises CliError."""
-    if shutil.which(program) is None:
-        if os.path.exists(program) and "/" in program:
-            raise CliError(f"{program} is not executable: chmod +x {program}", NOT_EXECUTABLE)
-        raise CliError(f"{program}: command not found", NOT_FOUND)
 
 
 def _reporter(mind: str, wanted: bool) -> OnHeld:

@@ -110,13 +110,10 @@ def _wait(delivery: Any, deadline: float | None) -> Any:
 def _outcome(delivery: Any) -> str:
     start = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
     if delivery["state"] not in FINAL:
-        held = hold_text(delivery.get("hold"), delivery["mind"])
-        return (
-            f"{start}{f' ({safe(held)})' if held else ''}; "
-            f"it stays in the queue; to remove it: hostguard cancel {delivery['id']}"
-            if delivery["state"] == "queued"
-            else f"{start}; its turn continues"
-        )
+        if delivery["state"] != "queued":
+            return f"{start}; its turn continues"
+        remove = f"hostguard cancel {delivery['id']}"
+        return f"{_accepted(delivery)}; it stays in the queue; to remove it: {remove}"
     result = delivery.get("result") or {}
     parts = [text] if (text := ended(result)) else []
     for name, word in (("held_ms", "held"), ("run_ms", "ran")):
@@ -129,12 +126,11 @@ def _exit_code(deliveries: list[Any]) -> int:
     """0 only if every command exited with 0; HELD takes precedence over FAILED."""
     if any(delivery["state"] == "queued" for delivery in deliveries):
         return HELD
-    succeeded = (
-        delivery["state"] == "done" and _went_well(delivery.get("result") or {}) for delivery in deliveries
-    )
-    return 0 if all(succeeded) else FAILED
+    return 0 if all(map(_succeeded, deliveries)) else FAILED
 
 
-def _went_well(result: Any) -> bool:
+def _succeeded(delivery: Any) -> bool:
     """Whether a command exited with 0, or a resident mind's turn ended normally."""
-    return result.get("exit") == 0 or result.get("outcome") in ("done", "gone", "idle")
+    result = delivery.get("result") or {}
+    ended_well = result.get("exit") == 0 or result.get("outcome") in ("done", "gone", "idle")
+    return delivery["state"] == "done" and ended_well
