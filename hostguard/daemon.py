@@ -26,10 +26,10 @@ from hostguard.api.turns import Turns
 from hostguard.api.views import Views
 from hostguard.api.volute import Endpoint
 from hostguard.api.web import Pages, WebEndpoint
-from hostguard.config.load import ConfigError, load
+from hostguard.config.load import load
 from hostguard.core import paths, signals
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import Problem
+from hostguard.core.errors import ConfigError, Problem
 from hostguard.core.model import Config
 from hostguard.core.signals import Signal
 from hostguard.core.tasks import Tasks

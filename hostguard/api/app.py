@@ -24,9 +24,8 @@ from hostguard.api.http import Stream, body_max, json_object, number, on, proble
 from hostguard.api.pressure import pressed
 from hostguard.api.views import Json, Views, effective_cap
 from hostguard.config.dump import as_dict
-from hostguard.config.load import ConfigError
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import Problem, bad_request, internal, unavailable, unknown
+from hostguard.core.errors import ConfigError, Problem, bad_request, internal, unavailable, unknown
 from hostguard.core.settings import Level
 from hostguard.core.signals import Pumped
 from hostguard.delivery import message

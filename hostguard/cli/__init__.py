@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hostguard.cli.errors import FAILED, INTERRUPTED, CliError
-from hostguard.core.errors import SystemdFailed
+from hostguard.core.errors import ConfigError, SystemdFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def main() -> NoReturn:
     except CliError as error:
         error.show()
         sys.exit(error.exit_code)
-    except (OSError, SystemdFailed) as error:
+    except (OSError, SystemdFailed, ConfigError) as error:
         CliError(str(error)).show()
         sys.exit(FAILED)
 

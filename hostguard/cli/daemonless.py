@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 from hostguard.cli import client
 from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning
@@ -61,32 +60,17 @@ def live_scopes(bus: Bus) -> list[LiveScope]:
         if job_type == b"start" and (turn := parse_turn_unit(unit_.decode())):
             minds.setdefault(unit_.decode(), turn[0])
     found = []
-    for name, description, _load, _active, _sub, _following, path, *_job in _listed(bus, list(minds)):
-        unit = name.decode()
+    listed = bus.call("ListUnitsByNames", "as", list(minds)) if minds else []
+    for name, description, _load, _active, _sub, _following, path, *_job in listed:
+        unit, text, since = name.decode(), description.decode(errors="replace"), bus.active_since(path)
         turn = parse_turn_unit(unit)
-        found.append(
-            LiveScope(
-                unit,
-                minds[unit],
-                turn[1] if turn else None,
-                description.decode(errors="replace"),
-                bus.active_since(path),
-                pids.get(unit, 0),
-            )
-        )
+        found.append(LiveScope(unit, minds[unit], turn[1] if turn else None, text, since, pids.get(unit, 0)))
     return sorted(found, key=lambda scope: scope.started_at)
 
 
 def _processes(bus: Bus) -> list[tuple[bytes, int, bytes]]:
-    for name, *_ in bus.call("ListUnitsByPatterns", "asas", ["active"], [SLICE]):
-        processes: list[tuple[bytes, int, bytes]] = bus.call("GetUnitProcesses", "s", name)
-        return processes
-    return []
-
-
-def _listed(bus: Bus, names: list[str]) -> list[Any]:
-    listed: list[Any] = bus.call("ListUnitsByNames", "as", names) if names else []
-    return listed
+    slices = bus.call("ListUnitsByPatterns", "asas", ["active"], [SLICE])
+    return bus.call("GetUnitProcesses", "s", slices[0][0]) if slices else []
 
 
 def _place(cgroup: str) -> tuple[str, str] | None:
@@ -113,7 +97,7 @@ def enter_scope(
     """Wait for a slot and move this process into a scope of `mind`; its unit, or None if the daemon runs.
 
     `deadline` is in monotonic seconds; `on_held` gets the reason and the blocker of each hold. Needs root.
-    Raises CliError, with HELD after the deadline, and SystemdFailed.
+    Raises CliError, with HELD after the deadline, ConfigError and SystemdFailed.
     """
     if os.geteuid() != 0 and not paths.USER:
         raise NotRunning(
@@ -139,13 +123,10 @@ def enter_scope(
 
 def _configured(name: str) -> tuple[Config, Mind, str | None]:
     """The configuration, the mind in it, and the device node for its limits."""
-    from hostguard.config.load import ConfigError, load
+    from hostguard.config.load import load
     from hostguard.linux.disk import choose
 
-    try:
-        config = load()
-    except ConfigError as error:
-        raise CliError(str(error)) from None
+    config = load()
     mind = config.minds.get(name)
     if mind is None:
         raise CliError(f"no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
@@ -194,10 +175,8 @@ def _gate_lock() -> Iterator[bool]:
             yield False
             return
         if monotonic() > end:
-            raise CliError(
-                f"{paths.LOCK} is held, but no daemon answers on {paths.SOCKET}: "
-                "see systemctl status hostguard"
-            )
+            what = f"{paths.LOCK} is held, but no daemon answers on {paths.SOCKET}"
+            raise CliError(f"{what}: see systemctl status hostguard")
         sleep(0.02)
 
 

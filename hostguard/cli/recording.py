@@ -52,15 +52,12 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
 
 
 def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:
-    """Samples taken without the daemon, for this many seconds. Raises CliError."""
+    """Samples taken without the daemon, for this many seconds. Raises CliError, ConfigError."""
     from hostguard.cli.daemonless import live_scopes
     from hostguard.pressure.sampler import Sampler
     from hostguard.systemd.dbus_blocking import Bus
 
-    try:
-        found = config.load()
-    except config.ConfigError as error:
-        raise CliError(str(error)) from None
+    found = config.load()
     disk = device.choose(found.device_path, paths.STATE)
     if disk.name is None:
         raise CliError(f"no disk to watch: {disk.reason}")

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from hostguard.config import load as config
-from hostguard.config.load import ConfigError
 from hostguard.config.toml import KeyPath
 from hostguard.core import paths
+from hostguard.core.errors import ConfigError
 from hostguard.linux.files import written_beside
 
 

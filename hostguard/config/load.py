@@ -14,19 +14,11 @@ from hostguard.config.build import Reading, build
 from hostguard.config.schema import KEYS, Key
 from hostguard.config.toml import KeyPath, quoted
 from hostguard.core import paths
+from hostguard.core.errors import ConfigError
 from hostguard.core.model import Config
 from hostguard.core.names import NAME_FAULTS
 
 FILE_MAX = 1 << 20  # bytes
-
-
-class ConfigError(Exception):
-    """The configuration is invalid. `problems` are sentences; `sources` are the files that were read."""
-
-    def __init__(self, problems: Sequence[str], sources: Sequence[str] = ()) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-        self.sources = tuple(sources)
 
 
 def load(files: Sequence[Path] | None = None) -> Config:

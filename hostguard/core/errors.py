@@ -5,11 +5,21 @@ Their status is a number: importing http would take a seventh of the start time 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 
 class SystemdFailed(Exception):
     """systemd cannot be reached, or refused what a command asked for. The text is for people."""
+
+
+class ConfigError(Exception):
+    """The configuration is invalid. `problems` are sentences; `sources` are the files that were read."""
+
+    def __init__(self, problems: Sequence[str], sources: Sequence[str] = ()) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+        self.sources = tuple(sources)
 
 
 class Problem(Exception):

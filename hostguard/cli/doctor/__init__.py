@@ -12,6 +12,7 @@ from hostguard.cli.doctor.checks import Check, Host, Level, disk, guard, kernel
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.config import load as configuration
 from hostguard.core import paths
+from hostguard.core.errors import ConfigError
 from hostguard.core.model import Config
 from hostguard.linux.disk import choose
 from hostguard.linux.limits import read_kernel
@@ -54,7 +55,7 @@ def this_host() -> Host:
     faults: tuple[str, ...] = ()
     try:
         config = configuration.load()
-    except configuration.ConfigError as error:
+    except ConfigError as error:
         config, faults = Config(), error.problems
     device = choose(config.device_path, paths.STATE)
     status, fault = _status()

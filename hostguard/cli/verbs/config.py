@@ -13,6 +13,7 @@ from hostguard.cli.options import json_option, show
 from hostguard.config import dump
 from hostguard.config import load as config
 from hostguard.config.toml import KeyPath, dotted, toml_value
+from hostguard.core.errors import ConfigError
 from hostguard.core.text import safe
 
 
@@ -38,7 +39,7 @@ def check(file: Path | None, as_json: bool) -> int:
         counts = [_count(found.minds, "mind"), _count(found.channels, "channel")]
         counts += [_count(found.schedules, "schedule")] if found.schedules else []
         result = [*([] if sources else ["no file: the defaults apply"]), f"ok: {', '.join(counts)}"]
-    except config.ConfigError as error:
+    except ConfigError as error:
         sources, problems = error.sources, error.problems
     text = "\n".join([*(f"read {safe(source)}" for source in sources), *result])
     if text or as_json:
@@ -56,10 +57,7 @@ def show_(as_json: bool) -> None:
     \b
     Example: hostguard config show
     """
-    try:
-        loaded, origin = config.load_with_origin()
-    except config.ConfigError as error:
-        raise CliError(str(error)) from None
+    loaded, origin = config.load_with_origin()
     values = dump.as_dict(loaded, secrets=True)
     lines = toml_lines(values, lambda path: safe(origin.get(path, "default")))
     show({**values, "sources": loaded.sources}, as_json, "\n".join(lines).strip())
@@ -78,5 +76,4 @@ def toml_lines(table: dict[str, Any], origin: Callable[..., str], path: KeyPath 
 
 
 def _count(things: Sized, word: str) -> str:
-    count = len(things)
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"

@@ -14,6 +14,7 @@ from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
 from hostguard.cli.options import complete_minds, complete_turns
 from hostguard.config import load as config
 from hostguard.core import paths
+from hostguard.core.errors import ConfigError
 from hostguard.core.units import mind_slice
 
 _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
@@ -86,6 +87,6 @@ def _users(name: str) -> set[int]:
         return {os.getuid()}
     try:
         mind = config.load().minds.get(name)
-    except config.ConfigError:
+    except ConfigError:
         mind = None
     return {0, mind.uid} if mind and mind.user else {0}

@@ -15,6 +15,7 @@ from hostguard.cli.errors import CliError
 from hostguard.cli.options import complete_minds, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import mind_table
+from hostguard.core.errors import ConfigError
 from hostguard.core.text import safe
 
 
@@ -71,7 +72,7 @@ def add(
         if ("minds", name) in elsewhere:
             raise CliError(f"mind {name!r} already exists in {elsewhere['minds', name]}: change it there")
         dropins.write(file, _drop_in(name, keys), replace=force)
-    except config.ConfigError as error:
+    except ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
     except FileExistsError:
         raise CliError(f"{file} exists: use --force to replace it") from None

@@ -13,6 +13,7 @@ import click
 
 from hostguard.cli.errors import CliError
 from hostguard.core import paths
+from hostguard.core.errors import ConfigError
 from hostguard.core.text import safe
 from hostguard.core.units import SLICE
 from hostguard.linux.disk import mounts_on, resolve
@@ -41,7 +42,7 @@ def command(yes: bool, dry_run: bool) -> None:
     """
     from hostguard.cli.doctor import this_host
     from hostguard.cli.doctor.proposal import Facts, file_lines, propose
-    from hostguard.config import dropins, load
+    from hostguard.config import dropins
 
     if yes and dry_run:
         raise click.UsageError("--yes and --dry-run exclude each other")
@@ -50,7 +51,7 @@ def command(yes: bool, dry_run: bool) -> None:
     file = dropins.place(NAME)
     try:
         elsewhere = dropins.set_elsewhere(file)
-    except load.ConfigError as error:
+    except ConfigError as error:
         raise CliError(f"fix the configuration first:\n{error}") from None
     host = this_host()
     click.echo(f"disk: {safe(host.device.node or 'none')}: {safe(host.device.reason)}")
@@ -68,7 +69,7 @@ def command(yes: bool, dry_run: bool) -> None:
         click.echo(f"the previous file is now {safe(file)}~")
     try:
         dropins.write(file, text, replace=True)
-    except load.ConfigError as error:
+    except ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
     if weigh and subprocess.run(weigh, check=False).returncode != 0:
         raise CliError(f"the file was written, but this failed: {' '.join(weigh)}")
@@ -98,22 +99,16 @@ def _measured(host: Host, yes: bool) -> float | None:
     if host.daemon is not None and host.daemon["turns"]:
         click.echo("not measured: turns are running, which would disturb it and be disturbed by it")
         return None
-    if not (
-        yes
-        or click.confirm(
-            "Measure the write rate of the disk? It writes at most 32 MB, for at most 5 seconds."
-        )
-    ):
+    question = "Measure the write rate of the disk? It writes at most 32 MB, for at most 5 seconds."
+    if not (yes or click.confirm(question)):
         return None
     folder = _folder(host)
     if folder is None:
         click.echo("not measured: the disk has no mounted file system")
         return None
     rate = measure(folder)
-    if rate is None:
-        click.echo("not measured: the disk completed no write in 10 seconds")
-    else:
-        click.echo(f"measured: {rate / 1e6:.1f} MB/s")
+    none = "not measured: the disk completed no write in 10 seconds"
+    click.echo(none if rate is None else f"measured: {rate / 1e6:.1f} MB/s")
     return rate
 
 
