@@ -20,27 +20,10 @@ from hostguard.linux.limits import read_kernel
 ROOT = Path("/")
 STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
-    guard.config,
-    guard.minds,
-    kernel.systemd,
-    guard.daemon,
-    guard.place,
-    kernel.cgroup,
-    disk.device,
-    guard.limits,
-    kernel.io_controller,
-    kernel.memory_controller,
-    disk.scheduler,
-    kernel.psi,
-    guard.cap,
-    guard.strays,
-    disk.file_system,
-    disk.space,
-    disk.dirty,
-    disk.swap,
-    disk.journal,
-    kernel.hung_task,
-)
+    guard.config, guard.minds, kernel.systemd, guard.daemon, guard.place, kernel.cgroup, disk.device,
+    guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi, guard.cap,
+    guard.strays, disk.file_system, disk.space, disk.dirty, disk.swap, disk.journal, kernel.hung_task,
+)  # fmt: skip
 
 
 def examine(host: Host) -> list[Check]:

@@ -53,29 +53,15 @@ def propose(facts: Facts) -> tuple[Setting, ...]:
         known = facts.kernel.disk.name is not None
         why = "this disk is not the bottleneck" if known else "the disk that they use is unknown"
         return (Setting(("limits", "global_concurrent_turns"), cap, (f"One turn per processor: {why}.",)),)
-    settings = [
-        Setting(
-            ("limits", "global_concurrent_turns"),
-            SLOW_CAP,
-            ("On such a disk, more turns at a time finish no sooner, and the rest of the host has to wait.",),
-        )
-    ]
-    if facts.rate is not None and facts.rate >= RATE_MIN:
-        share = int(facts.rate * TURNS_SHARE / SLOW_CAP / 1000)
-        measured = (
-            f"The disk wrote {facts.rate / 1e6:.1f} MB/s in synced blocks: a quarter is left to the host,"
-        )
-        settings.append(
-            Setting(
-                ("turn", "write_bandwidth"),
-                f"{share}K",
-                (
-                    f"{measured} the rest is shared by {SLOW_CAP} turns.",
-                    *_inert(Limits(write_bandwidth=share * 1000), facts.kernel),
-                ),
-            )
-        )
-    return tuple(settings)
+    why = "On such a disk, more turns at a time finish no sooner, and the rest of the host has to wait."
+    cap_setting = Setting(("limits", "global_concurrent_turns"), SLOW_CAP, (why,))
+    if facts.rate is None or facts.rate < RATE_MIN:
+        return (cap_setting,)
+    share = int(facts.rate * TURNS_SHARE / SLOW_CAP / 1000)
+    measured = f"The disk wrote {facts.rate / 1e6:.1f} MB/s in synced blocks"
+    why = f"{measured}: a quarter is left to the host, the rest is shared by {SLOW_CAP} turns."
+    inert = _inert(Limits(write_bandwidth=share * 1000), facts.kernel)
+    return cap_setting, Setting(("turn", "write_bandwidth"), f"{share}K", (why, *inert))
 
 
 def slice_weight(facts: Facts) -> tuple[int | None, str]:
@@ -89,10 +75,8 @@ def slice_weight(facts: Facts) -> tuple[int | None, str]:
     if "io" not in kernel.controllers:
         return None, "cgroup version 2 has no io controller on this host"
     if kernel.weighs is None:
-        return (
-            None,
-            f"the scheduler of {kernel.disk.name}, {kernel.scheduler or 'unknown'}, does not support weights",
-        )
+        name, scheduler = kernel.disk.name, kernel.scheduler or "unknown"
+        return None, f"the scheduler of {name}, {scheduler}, does not support weights"
     return IO_WEIGHT, f"half of the weight of another slice, applied by {kernel.weighs}"
 
 

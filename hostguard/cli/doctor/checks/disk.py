@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from hostguard.cli.doctor.checks import Check, Host, Level, ok, problem, warning
+from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
 from hostguard.core import paths
 from hostguard.linux.disk import mounts_on, of_number
 from hostguard.linux.limits import configured
@@ -44,18 +44,16 @@ def scheduler(host: Host) -> Check:
         "io_weight needs the scheduler BFQ, or iocost. BFQ suits SD cards, USB disks and hard disks. On a"
         " fast NVMe disk it costs more than it gains: remove io_weight and use write_bandwidth instead."
     )
+    has = f"{name} has {kernel.scheduler or 'none'}"
+    found = f"{has}, which does not support weights: io_weight has no effect"
     if not _has_bfq(host, name):
-        mend: tuple[str, ...] = ("# this kernel has no BFQ: use write_bandwidth instead of io_weight",)
-    else:
-        rule = f'ACTION=="add|change", KERNEL=="{name}", ATTR{{queue/scheduler}}="bfq"'
-        mend = (
-            f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
-            f"udevadm control --reload; udevadm trigger --action=change /sys/block/{name}",
-        )
-    found = (
-        f"{name} has {kernel.scheduler or 'none'}, which does not support weights: io_weight has no effect"
-    )
-    return problem("scheduler", found, why, *mend)
+        mend = "# this kernel has no BFQ: use write_bandwidth instead of io_weight"
+        return problem("scheduler", found, why, mend)
+    rule = f'ACTION=="add|change", KERNEL=="{name}", ATTR{{queue/scheduler}}="bfq"'
+    return problem(
+        "scheduler", found, why, f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
+        f"udevadm control --reload; udevadm trigger --action=change /sys/block/{name}",
+    )  # fmt: skip
 
 
 def _has_bfq(host: Host, name: str) -> bool:
@@ -100,7 +98,7 @@ def file_system(host: Host) -> Check:
         mount, option = slowing[0]
         return warning(
             "file_system",
-            f"{', '.join(f'{mount.place} is mounted with {option}' for mount, option in slowing)}",
+            ", ".join(f"{mount.place} is mounted with {option}" for mount, option in slowing),
             f"With {option} {reasons[option]}.",
             f"# remove {option} from the line of {mount.place} in /etc/fstab",
             f"mount -o remount {mount.place}",
@@ -114,15 +112,13 @@ def space(host: Host) -> Check:
     text = f"{free >> 20} of {total >> 20} MiB free at {paths.STATE}"
     if free >= SPARE[1] or not total:
         return ok("space", text)
-    return Check(
+    report = problem if free < SPARE[0] else warning
+    return report(
         "space",
-        Level.PROBLEM if free < SPARE[0] else Level.WARNING,
         text,
         "Without free space no message is accepted. A full card is slow: it reclaims space at each write.",
-        (
-            "journalctl --vacuum-size=50M; apt-get clean",
-            "du -xh / | sort -h | tail -20    # the largest directories",
-        ),
+        "journalctl --vacuum-size=50M; apt-get clean",
+        "du -xh / | sort -h | tail -20    # the largest directories",
     )
 
 
@@ -171,8 +167,7 @@ def _disk_of_swap(host: Host, place: str, kind: str) -> str | None:
     if kind == "partition":
         number = host.text(f"/sys/class/block/{Path(place).name}/dev").strip()
     else:
-        mount = host.mount_of(place)
-        number = mount.number if mount is not None else ""
+        number = mount.number if (mount := host.mount_of(place)) else ""
     if not number or number.startswith("0:"):
         return None
     major, minor = map(int, number.split(":"))
@@ -185,9 +180,7 @@ def journal(host: Host) -> Check:
     storage = settings.get("Storage", "auto").lower()
     kept = storage == "persistent" or (storage == "auto" and host.exists("/var/log/journal"))
     mount = host.mount_of("/var/log/journal")
-    on_disk = mount is not None and mount.place in {
-        other.place for other in mounts_on(host.device, host.root)
-    }
+    on_disk = mount is not None and mount.place in [one.place for one in mounts_on(host.device, host.root)]
     if not (kept and on_disk and host.slow):
         return ok("journal", "on the disk" if kept else "in memory")
     drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts after that of Raspberry Pi OS, 40-

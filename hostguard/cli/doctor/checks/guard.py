@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Iterator
 
-from hostguard.cli.doctor.checks import Check, Host, Level, ok, problem, warning
+from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
 from hostguard.core.units import SLICE
 from hostguard.linux.cgroup import MOUNT
 from hostguard.linux.limits import Label, Verdict, configured, judge, worst
 
+UNIT_FILES = ("/etc", "/usr/lib", "/run")
 SHOWN = 3  # processes to name
 
 
@@ -58,20 +59,15 @@ def daemon(host: Host) -> Check:
         start = (f"{host.systemctl} enable --now hostguard", f"{log}    # if it fails")
         return problem("daemon", "it is not running", "No turn is limited.", *start)
     if status["state"] == "no_systemd":
-        mend = (f"{host.systemctl} status dbus; {host.systemctl} restart hostguard",)
-        return problem("daemon", "it cannot reach systemd", "It starts no turn that it cannot count.", *mend)
+        mend = f"{host.systemctl} status dbus; {host.systemctl} restart hostguard"
+        return problem("daemon", "it cannot reach systemd", "It starts no turn that it cannot count.", mend)
     if status["problems"]:
         text = "; ".join(problem["text"] for problem in status["problems"])
         return problem("daemon", text, "", "journalctl -t hostguardd -p warning -b")
-    if not host.user and not any(
-        host.exists(f"{place}/multi-user.target.wants/hostguard.service") for place in _WANTS
-    ):
-        mend = ("systemctl enable hostguard",)
-        return warning("daemon", "it runs, but will not start at boot", "", *mend)
+    links = [f"{place}/systemd/system/multi-user.target.wants/hostguard.service" for place in UNIT_FILES]
+    if not host.user and not any(map(host.exists, links)):
+        return warning("daemon", "it runs, but will not start at boot", "", "systemctl enable hostguard")
     return ok("daemon", f"{status['state']}, version {status['version']}")
-
-
-_WANTS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/run/systemd/system")
 
 
 def place(host: Host) -> Check:
@@ -100,10 +96,8 @@ def cap(host: Host) -> Check:
 def limits(host: Host) -> Check:
     """The configured limits take effect, as the daemon read them back, or as far as is known."""
     if host.daemon is not None:
-        verdicts = [
-            Verdict(item["limit"], Label(item["label"]), item["why"])
-            for item in host.daemon.get("enforcement", [])
-        ]
+        items = host.daemon.get("enforcement", [])
+        verdicts = [Verdict(item["limit"], Label(item["label"]), item["why"]) for item in items]
     else:
         kinds = sorted(configured(host.config), key=repr)
         verdicts = worst(verdict for kind in kinds for verdict in judge(kind, host.kernel, None))
@@ -117,13 +111,10 @@ def limits(host: Host) -> Check:
     for verdict in weak:
         groups.setdefault((verdict.label, verdict.why), []).append(verdict.limit)
     acts = {Label.INERT: "without effect", Label.PARTIAL: "in part"}
-    return Check(
-        "limits",
-        Level.PROBLEM if inert else Level.WARNING,
-        "; ".join(f"{', '.join(names)} {acts[label]} ({why})" for (label, why), names in groups.items()),
-        "A limit without effect is worse than none, because somebody relies on it.",
-        ("# fix the findings about controllers, scheduler or device, or remove the limit",),
-    )
+    found = "; ".join(f"{', '.join(names)} {acts[label]} ({why})" for (label, why), names in groups.items())
+    why = "A limit without effect is worse than none, because somebody relies on it."
+    mend = "# fix the findings about controllers, scheduler or device, or remove the limit"
+    return (problem if inert else warning)("limits", found, why, mend)
 
 
 def strays(host: Host) -> Check:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from hostguard.cli.doctor.checks import Check, Host, Level, boot_option, ok, problem, warning
+from hostguard.cli.doctor.checks import Check, Host, boot_option, ok, problem, warning
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
 from hostguard.linux.limits import FILES, IO_MAX, configured
 from hostguard.linux.mounts import read
 
+NOT_INSIDE = "# run the guard on the host, not in a container"
 TESTED = 252  # the oldest systemd that hostguard is tested with, that of Debian 12
 
 
 def systemd(host: Host) -> Check:
     """systemd runs, in a version that is tested."""
     if host.systemd is None:
-        return problem(
-            "systemd",
-            "this host does not run systemd",
-            "Every turn is a systemd scope. hostguard cannot work in a container.",
-        )
+        why = "Every turn is a systemd scope. hostguard cannot work in a container."
+        return problem("systemd", "this host does not run systemd", why)
     if host.systemd < TESTED:
         why = f"hostguard is tested with {TESTED} and newer; older versions support fewer limits for scopes."
         return warning("systemd", f"version {host.systemd}", why, "# upgrade to Debian 12 or newer")
@@ -33,49 +31,43 @@ def cgroup(host: Host) -> Check:
         beside = any(mount.kind == "cgroup2" for mount in places.values())
         options = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
         given = [word for word in host.text("/proc/cmdline").split() if word.split("=")[0] in options]
-        mend = (f"# remove {' '.join(given)} from the kernel's command line, then reboot",) if given else ()
-        return problem(
-            "cgroup",
-            "version 2 is mounted next to version 1, without controllers"
-            if beside
-            else "version 2 is not mounted",
-            why,
-            *(mend or boot_option(host, "systemd.unified_cgroup_hierarchy=1")),
-        )
+        remove = f"# remove {' '.join(given)} from the kernel's command line, then reboot"
+        mend = (remove,) if given else boot_option(host, "systemd.unified_cgroup_hierarchy=1")
+        found = "mounted next to version 1, without controllers" if beside else "not mounted"
+        return problem("cgroup", f"version 2 is {found}", why, *mend)
     if "ro" in top.options:
-        mend = ("# run the guard on the host, not in a container",)
-        return problem("cgroup", "version 2 is mounted read-only", why, *mend)
+        return problem("cgroup", "version 2 is mounted read-only", why, NOT_INSIDE)
     return ok("cgroup", "version 2")
 
 
 def io_controller(host: Host) -> Check:
     """The io controller is available."""
-    if "io" in host.kernel.controllers:
-        return ok("io_controller", "available")
-    set_ = _set(host, ("io_weight", *IO_MAX))
-    return Check(
-        "io_controller",
-        Level.PROBLEM if set_ else Level.WARNING,
-        f"{'the user manager' if host.user else 'cgroup version 2'} has no io controller{_so(set_)}",
-        "Limits on reading, writing and the share of the disk have no effect. Caps and pressure still work.",
-        _enable(host, "io", "CONFIG_BLK_CGROUP and CONFIG_BLK_DEV_THROTTLING"),
-    )
+    missing = f"{'the user manager' if host.user else 'cgroup version 2'} has no io controller"
+    why = "Limits on reading, writing and the share of the disk have no effect. Caps and pressure still work."
+    build = "CONFIG_BLK_CGROUP and CONFIG_BLK_DEV_THROTTLING"
+    return _controller(host, "io", ["io_weight", *IO_MAX], missing, why, build)
 
 
 def memory_controller(host: Host) -> Check:
     """The memory controller is available."""
-    if "memory" in host.kernel.controllers:
-        return ok("memory_controller", "available")
-    set_ = _set(host, [name for name in FILES if name.startswith("memory")])
     off = "cgroup_disable=memory" in host.text("/proc/cmdline").split()
-    return Check(
-        "memory_controller",
-        Level.PROBLEM if set_ else Level.WARNING,
-        f"{'cgroup_disable=memory disables it' if off else 'not available'}{_so(set_)}",
+    missing = "cgroup_disable=memory disables it" if off else "not available"
+    why = (
         "Memory limits have no effect, and write limits miss the data that the kernel writes later from its"
-        " cache, which is most of what a turn writes.",
-        _enable(host, "memory", "CONFIG_MEMCG"),
+        " cache, which is most of what a turn writes."
     )
+    limits = [name for name in FILES if name.startswith("memory")]
+    return _controller(host, "memory", limits, missing, why, "CONFIG_MEMCG")
+
+
+def _controller(host: Host, name: str, limits: list[str], missing: str, why: str, build: str) -> Check:
+    if name in host.kernel.controllers:
+        return ok(f"{name}_controller", "available")
+    given = configured(host.config)
+    inert = [limit for limit in limits if any(getattr(one, limit) is not None for one in given)]
+    report = problem if inert else warning
+    found = missing + (f": {', '.join(inert)} cannot take effect" if inert else "")
+    return report(f"{name}_controller", found, why, *_enable(host, name, build))
 
 
 def psi(host: Host) -> Check:
@@ -104,19 +96,9 @@ def hung_task(host: Host) -> Check:
     )
 
 
-def _set(host: Host, names: list[str] | tuple[str, ...]) -> list[str]:
-    """The limits among `names` that are configured."""
-    limits = configured(host.config)
-    return [name for name in names if any(getattr(one, name) is not None for one in limits)]
-
-
-def _so(set_: list[str]) -> str:
-    return f": {', '.join(set_)} cannot take effect" if set_ else ""
-
-
 def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
     if host.exists("/run/.containerenv") or host.exists("/.dockerenv"):
-        return ("# run the guard on the host, not in a container",)
+        return (NOT_INSIDE,)
     cmdline = host.text("/proc/cmdline").split()
     if host.user and controller in host.text(CONTROLLERS).split():
         folder = "/etc/systemd/system/user@.service.d"
