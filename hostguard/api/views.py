@@ -43,28 +43,81 @@ class Views:
     _monitor: Monitor
 
     def delivery(self, row: Delivery, payload: bytes | None = None) -> Json:
-        """One row; `hold` says why it waits."""
+        """One row, and its turn: `state` is in_turn once its scope is up. `hold` says why it waits."""
         live = self._live.by_id(row.turn or outcome.turn_id(row.id, row.attempts))
-        waits = live is None and row.state is State.QUEUED
-        return delivery(row, live, self._gate.hold(row.row) if waits else None, payload)
+        state: str = row.state
+        if live is not None and not row.state.final:
+            state = "delivering" if live.phase is Phase.STARTING else "in_turn"
+        view: Json = {
+            "id": row.id,
+            "mind": row.mind,
+            "session": row.session,
+            "state": state,
+            "kind": row.kind,
+            "key": row.key,
+            "sender": row.sender,
+            "channel": row.channel,
+            "created_at": row.created_at,
+            "not_before": row.not_before or None,
+            "expires_at": row.expires_at or None,
+            "attempts": row.attempts,
+            "turn": row.turn,
+            "started_at": row.started_at or None,
+            "ended_at": row.ended_at or None,
+            "result": dict(row.result),
+            "hold": None,
+        }
+        hold = self._gate.hold(row.row) if live is None and row.state is State.QUEUED else None
+        if hold is not None and hold.reason is not Reason.NOT_DUE:
+            since = max(row.created_at, row.not_before)
+            view["hold"] = {"reason": hold.reason, "blocker": hold.blocker, "since": since}
+        if payload is not None:
+            view["payload"] = json.loads(payload)
+        return view
 
     def why(self, row: Delivery) -> Json:
         """Why a row waits: reason, blocker, since when, place in line (1 = next), and a sentence."""
-        hold = self._gate.hold(row.row) if row.state is State.QUEUED else None
-        place = self._backlog.place(row.id, row.mind) if hold is not None else 0
+        view: Json = dict.fromkeys(("reason", "blocker", "since", "place", "ahead", "due"))
+        view |= {"id": row.id, "mind": row.mind, "state": row.state}
+        if row.state is not State.QUEUED:
+            turn = f", turn {row.turn}" if row.turn else ""
+            return view | {"text": f"{row.id} does not wait: it is {row.state}{turn}"}
+        hold = self._gate.hold(row.row)
+        if hold is None:
+            return view | {"text": f"{row.id} starts now"}
+        view |= {"reason": hold.reason, "blocker": hold.blocker}
+        if hold.reason is Reason.NOT_DUE:
+            text = f"{row.id} is not held: it is due in {span(row.not_before - now_ms())}"
+            if row.attempts:
+                text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
+            return view | {"since": row.created_at, "due": row.not_before, "text": text}
+        since, place = max(row.created_at, row.not_before), self._backlog.place(row.id, row.mind)
         state = self._monitor.state
-        return why(row, hold, place, state.level, state.evidence, now_ms())
+        text = (
+            f"{row.id} has waited {span(now_ms() - since)}: {sentence(hold, state.level, state.evidence)};"
+            f" it is number {place} in line for {row.mind}"
+        )
+        return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
 
     def turns(self) -> list[Json]:
         """Every live turn, oldest first; only the first USAGES with what they have used."""
-        return [
-            turn(live, self._scopes.usage(live) if at < USAGES else NOTHING)
-            for at, live in enumerate(self._live)
-        ]
+        return [self.turn(live, at < USAGES) for at, live in enumerate(self._live)]
 
-    def turn(self, live: Turn) -> Json:
-        """One live turn."""
-        return turn(live, self._scopes.usage(live))
+    def turn(self, live: Turn, measured: bool = True) -> Json:
+        """One live turn, and what it has used if that is to be `measured`."""
+        return {
+            "id": live.live.id,
+            "unit": live.live.unit,
+            "mind": live.live.mind,
+            "session": live.live.session,
+            "delivery": live.delivery.id if live.delivery else None,
+            "started_at": live.since,
+            "held_ms": live.waited.ms,
+            "state": live.phase,
+            "stopping": live.stopped,
+            "description": live.description,
+            **asdict(self._scopes.usage(live) if measured else NOTHING),
+        }
 
     def minds(self) -> list[Json]:
         """Every configured mind, and those that only have rows or scopes."""
@@ -116,61 +169,6 @@ class Views:
 # -- pure
 
 
-def delivery(row: Delivery, live: Turn | None, hold: Hold | None, payload: bytes | None) -> Json:
-    """One row, and its turn; `state` is in_turn once its scope is up."""
-    state: str = row.state
-    if live is not None and not row.state.final:
-        state = "delivering" if live.phase is Phase.STARTING else "in_turn"
-    view: Json = {
-        "id": row.id,
-        "mind": row.mind,
-        "session": row.session,
-        "state": state,
-        "kind": row.kind,
-        "key": row.key,
-        "sender": row.sender,
-        "channel": row.channel,
-        "created_at": row.created_at,
-        "not_before": row.not_before or None,
-        "expires_at": row.expires_at or None,
-        "attempts": row.attempts,
-        "turn": row.turn,
-        "started_at": row.started_at or None,
-        "ended_at": row.ended_at or None,
-        "result": dict(row.result),
-        "hold": None,
-    }
-    if hold is not None and hold.reason is not Reason.NOT_DUE:
-        since = max(row.created_at, row.not_before)
-        view["hold"] = {"reason": hold.reason, "blocker": hold.blocker, "since": since}
-    if payload is not None:
-        view["payload"] = json.loads(payload)
-    return view
-
-
-def why(row: Delivery, hold: Hold | None, place: int, level: Level, evidence: str, now: int) -> Json:
-    """Why a row waits, `place`th in line, on a disk that is at `level`."""
-    view: Json = dict.fromkeys(("reason", "blocker", "since", "place", "ahead", "due"))
-    view |= {"id": row.id, "mind": row.mind, "state": row.state}
-    if row.state is not State.QUEUED:
-        turn = f", turn {row.turn}" if row.turn else ""
-        return view | {"text": f"{row.id} does not wait: it is {row.state}{turn}"}
-    if hold is None:
-        return view | {"text": f"{row.id} starts now"}
-    view |= {"reason": hold.reason, "blocker": hold.blocker}
-    if hold.reason is Reason.NOT_DUE:
-        text = f"{row.id} is not held: it is due in {span(row.not_before - now)}"
-        if row.attempts:
-            text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
-        return view | {"since": row.created_at, "due": row.not_before, "text": text}
-    since = max(row.created_at, row.not_before)
-    text = (
-        f"{row.id} has waited {span(now - since)}: {sentence(hold, level, evidence)};"
-        f" it is number {place} in line for {row.mind}"
-    )
-    return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
-
-
 _SENTENCES = {
     Reason.PAUSED: "the guard is paused (hostguard resume)",
     Reason.MIND_PAUSED: "{blocker} (hostguard resume MIND)",
@@ -193,23 +191,6 @@ def sentence(hold: Hold, level: Level, evidence: str) -> str:
     else:
         behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
     return text.format(blocker=blocker, behind=behind, level=level, evidence=evidence)
-
-
-def turn(live: Turn, used: Usage) -> Json:
-    """One live turn, and what it has used."""
-    return {
-        "id": live.live.id,
-        "unit": live.live.unit,
-        "mind": live.live.mind,
-        "session": live.live.session,
-        "delivery": live.delivery.id if live.delivery else None,
-        "started_at": live.since,
-        "held_ms": live.waited.ms,
-        "state": live.phase,
-        "stopping": live.stopped,
-        "description": live.description,
-        **asdict(used),
-    }
 
 
 def ended_turn(row: Delivery) -> Json:

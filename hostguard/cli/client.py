@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Any
 
+    Params = Mapping[str, Any] | None
+
 CONNECT_S = 5.0
 # Longer than the worst stall of a card on record (facts.md: one sync of > 2 min); the daemon answers 503 long
 # before.
@@ -70,14 +72,7 @@ class Answer:
         return line.rstrip(b"\r\n").decode("latin-1")
 
 
-def call(
-    method: str,
-    path: str,
-    *,
-    body: Any = None,
-    params: Mapping[str, Any] | None = None,
-    read_s: float = READ_S,
-) -> Any:
+def call(method: str, path: str, *, body: Any = None, params: Params = None, read_s: float = READ_S) -> Any:
     """Send a request and return the JSON answer; see `request`. Raises CliError."""
     with request(method, path, body=body, params=params, read_s=read_s) as answer:
         raw = b"".join(answer.chunks())
@@ -93,7 +88,7 @@ def request(
     path: str,
     *,
     body: Any = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params = None,
     headers: Mapping[str, str] | None = None,
     read_s: float | None = None,
 ) -> Iterator[Answer]:
@@ -124,7 +119,7 @@ def request(
             yield answer
 
 
-def _query(params: Mapping[str, Any] | None) -> str:
+def _query(params: Params) -> str:
     wanted = {key: value for key, value in (params or {}).items() if value is not None}
     if not wanted:
         return ""

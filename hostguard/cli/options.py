@@ -11,10 +11,9 @@ from click.shell_completion import CompletionItem
 from hostguard.cli import client
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.render import to_json
+from hostguard.cli.tables import mind_session, row_line
 from hostguard.core.clock import now_ms
-from hostguard.core.names import MAIN_SESSION
 from hostguard.core.quantities import parse_duration, parse_when
-from hostguard.core.text import safe
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
@@ -85,13 +84,6 @@ def show(answer: Any, as_json: bool, text: str) -> None:
     click.echo(to_json(answer) if as_json else text)
 
 
-def mind_session(item: Any) -> str:
-    """ "mind", or "mind/session" if it is not the main session; safe to print."""
-    session = item.get("session")
-    mind = item.get("mind") or "-"
-    return safe(mind if session in (None, "", MAIN_SESSION) else f"{mind}/{session}")
-
-
 def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
     """POST `action` for each delivery and print the results; the exit code.
 
@@ -107,6 +99,5 @@ def each(ids: tuple[int, ...], action: str, done: str, as_json: bool) -> int:
             error.show()
             code = error.exit_code
     if changed or as_json:
-        lines = [f"{row['id']} {mind_session(row)} {done}" for row in changed]
-        show({"deliveries": changed}, as_json, "\n".join(lines))
+        show({"deliveries": changed}, as_json, "\n".join(row_line(row, done) for row in changed))
     return code

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hostguard.core.clock import now_ms
-from hostguard.core.text import clock, duration, ms, size, table
+from hostguard.core.names import MAIN_SESSION
+from hostguard.core.text import clock, duration, ms, safe, size, table
 from hostguard.telemetry.headlines import hold_text, waits
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -68,18 +69,24 @@ def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
     return table(("MIND", "STATE", "TURNS", "HELD", "OLDEST", "WHY"), rows, width)
 
 
+def mind_session(item: Any) -> str:
+    """ "mind", or "mind/session" if it is not the main session; safe to print."""
+    session, mind = item.get("session"), item.get("mind") or "-"
+    return safe(mind if session in (None, "", MAIN_SESSION) else f"{mind}/{session}")
+
+
+def row_line(row: Any, state: str = "") -> str:
+    """A delivery in one line: its id, its mind, and its state or `state`; safe to print."""
+    return f"{row['id']} {mind_session(row)} {state or row['state']}"
+
+
 def _state(mind: Any) -> str:
-    """The mind's state, with whether it sleeps or will sleep."""
-    words = [mind["state"]]
-    if mind.get("sleep", "awake") not in ("awake", mind["state"]):
-        words.append(mind["sleep"])
-    text = ", ".join(words)
-    until = clock(mind.get("asleep_until"))
-    return f"{text} until {until}" if until else text
+    text, sleep, until = mind["state"], mind.get("sleep", "awake"), clock(mind.get("asleep_until"))
+    text += f", {sleep}" if sleep not in ("awake", text) else ""
+    return f"{text} until {until}" if until else str(text)
 
 
 def _kept(mind: Any) -> str:
-    """Counts of held-back rows, by kind."""
     return ", ".join(f"{mind[name]} {name}" for name in ("batching", "gated") if mind.get(name))
 
 

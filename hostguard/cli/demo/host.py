@@ -89,7 +89,7 @@ class Host:
     def __init__(self, folder: Path, size: int) -> None:
         self.folder = folder
         self.size = size
-        self._note = Note(str(folder))
+        self.note = Note(str(folder))
 
     def configure(self) -> None:
         """Configure the demo's minds. Raises CliError."""
@@ -104,7 +104,7 @@ class Host:
         if limit["value"] == CAP:
             return
         value, runtime = restoring(limit)
-        self._note = Note(str(self.folder), value, runtime)
+        self.note = Note(str(self.folder), value, runtime)
         self._write_note()
         _set_global_limit(CAP, True)
 
@@ -116,12 +116,8 @@ class Host:
         os.fsync(fd)
         os.close(fd)
 
-    def undo(self) -> None:
-        """Undo all changes. Raises CliError with those that could not be undone."""
-        _undo(self._note)
-
     def _write_note(self) -> None:
-        write_whole(FILE, drop_in(self._note, self.size))
+        write_whole(FILE, drop_in(self.note, self.size))
 
 
 @contextmanager
@@ -152,7 +148,7 @@ def prepared(base: Path, size: int, signals: Signals) -> Iterator[Host]:
         finally:
             try:
                 if host is not None:
-                    host.undo()
+                    _undo(host.note)
             finally:
                 if made:
                     with suppress(OSError):  # it contains another file now
@@ -214,6 +210,7 @@ def _set_global_limit(value: int | str, runtime: bool) -> None:
 
 
 def _undo(note: Note) -> None:
+    """Undo all changes. Raises CliError with those that could not be undone."""
     _wait_for_daemon()
     failed = []
     for step in (_end_turns, lambda: _restore_limit(note), lambda: _remove(note.folder)):

@@ -89,7 +89,8 @@ def guarded(
     bystander = Bystander(host.folder / "bystander")
     try:
         view.phase(name, said)
-        with Events() as events, Scopes() as scopes:
+        events = Events()
+        with Scopes() as scopes:
             start = math.ceil(time.time() + SEND_S)
             turns = {
                 row["id"]: Turn(shown(row["mind"]), "heartbeat", 0.0, id=row["id"])

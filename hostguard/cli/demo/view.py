@@ -55,8 +55,7 @@ class Screen(View):
     """A growing timeline, on a terminal."""
 
     def __init__(self, width: int, with_: Ink) -> None:
-        self._width = width
-        self._ink = with_
+        self._width, self._ink = width, with_
         self._drawn = 0  # lines that the next frame replaces
         self._due = 0.0
         self._scale = SCALE_S

@@ -79,20 +79,15 @@ class Bystander:
 
 
 class Events:
-    """The guard's events since this context was entered. Raises CliError."""
+    """The guard's events from now on. Raises CliError."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._queue: queue.Queue[dict[str, Any] | Exception] = queue.Queue()
-
-    def __enter__(self) -> Events:
+        # It ends with the process: its read cannot be interrupted.
         threading.Thread(target=self._read, daemon=True).start()
         if not self._ready.wait(READY_S):
             raise CliError("hostguard does not answer: see systemctl status hostguard")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass  # the thread ends with the process: its read cannot be interrupted
 
     def next(self, seconds: float) -> dict[str, Any] | None:
         """The next event, or None after this time. Raises CliError if there will be none."""

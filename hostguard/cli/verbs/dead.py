@@ -95,12 +95,8 @@ def _chosen(ids: tuple[int, ...], all_: bool, mind: str | None) -> tuple[int, ..
 def _dead(mind: str | None) -> list[Any]:
     found: list[Any] = []
     while True:
-        params = {
-            "state": "dead",
-            "mind": mind and mind.removeprefix("@"),
-            "limit": LIMIT_MAX,
-            "after": found[-1]["id"] if found else 0,
-        }
+        params = {"state": "dead", "mind": mind and mind.removeprefix("@"), "limit": LIMIT_MAX}
+        params["after"] = found[-1]["id"] if found else 0
         page = client.call("GET", "/v1/deliveries", params=params)["deliveries"]
         found += page
         if len(page) < LIMIT_MAX:

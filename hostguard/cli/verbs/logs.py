@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,11 +20,9 @@ from hostguard.core.units import mind_slice
 _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
 
 
-def complete_turns_and_minds(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_turns_and_minds(*given: Any) -> list[CompletionItem]:
     """Complete ids of turns and names of minds."""
-    return complete_turns(ctx, param, incomplete) + complete_minds(ctx, param, incomplete)
+    return complete_turns(*given) + complete_minds(*given)
 
 
 @click.command()

@@ -14,10 +14,10 @@ from hostguard.cli.options import (
     complete_addresses,
     completer,
     json_option,
-    mind_session,
     show,
 )
 from hostguard.cli.render import terminal_width
+from hostguard.cli.tables import row_line
 from hostguard.core.text import clock, safe, table
 
 complete_schedules = completer("/v1/schedules", "schedules", lambda one: (one["name"], ""))
@@ -117,5 +117,4 @@ def run_now(name: str, as_json: bool) -> None:
       hostguard schedule run-now tidy
     """
     answer = client.call("POST", f"/v1/schedules/{client.quote(name)}/run", body={})
-    lines = [f"{row['id']} {mind_session(row)} {row['state']}" for row in answer["deliveries"]]
-    show(answer, as_json, "\n".join(lines))
+    show(answer, as_json, "\n".join(map(row_line, answer["deliveries"])))

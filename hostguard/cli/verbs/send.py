@@ -10,15 +10,8 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, HELD, CliError
-from hostguard.cli.options import (
-    DURATION,
-    TIME,
-    WHILE_SLEEPING,
-    complete_addresses,
-    json_option,
-    mind_session,
-    show,
-)
+from hostguard.cli.options import DURATION, TIME, WHILE_SLEEPING, complete_addresses, json_option, show
+from hostguard.cli.tables import row_line
 from hostguard.cli.verbs.queue import ended
 from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text
@@ -90,8 +83,7 @@ def _content(text: str | None) -> str:
 
 def _accepted(delivery: Any) -> str:
     held = hold_text(delivery.get("hold"), delivery["mind"])
-    text = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
-    return f"{text} ({safe(held)})" if held else text
+    return f"{row_line(delivery)} ({safe(held)})" if held else row_line(delivery)
 
 
 def _wait(delivery: Any, deadline: float | None) -> Any:
@@ -108,7 +100,7 @@ def _wait(delivery: Any, deadline: float | None) -> Any:
 
 
 def _outcome(delivery: Any) -> str:
-    start = f"{delivery['id']} {mind_session(delivery)} {delivery['state']}"
+    start = row_line(delivery)
     if delivery["state"] not in FINAL:
         if delivery["state"] != "queued":
             return f"{start}; its turn continues"
