@@ -201,7 +201,6 @@ class Connection(asyncio.Protocol):
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
-        """ASGI's send."""
         if message["type"] == "http.response.start":
             status, headers = message["status"], list(message["headers"])
             if not self._limits.idle_s:

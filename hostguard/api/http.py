@@ -66,11 +66,7 @@ class Stream(Response):
 
 async def has_left(request: Request) -> bool:
     """True if the client of a request, whose body was read, has left."""
-
-    async def leave() -> None:
-        await request.receive()
-
-    leaving = asyncio.ensure_future(leave())
+    leaving = asyncio.ensure_future(request.receive())
     await asyncio.sleep(0)
     if not leaving.done():
         leaving.cancel()
@@ -93,6 +89,12 @@ async def json_object(request: Request, most: int, *, optional: bool = False) ->
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
+
+
+def bearer(request: Request) -> str:
+    """The token that a request bears, or ""."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def number(value: str | None, default: int) -> int:

@@ -15,17 +15,16 @@ import hmac
 import logging
 import time
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hostguard.api.app import make_app
-from hostguard.api.http import body_max, has_left, json_object, on
+from hostguard.api.http import bearer, body_max, has_left, json_object, on
 from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import Problem, bad_request, not_allowed, unavailable, unknown
+from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unavailable, unknown
 from hostguard.core.model import Config
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
@@ -119,15 +118,15 @@ class Endpoint(Listener):
     def _authenticate(self, request: Request) -> tuple[str, str]:
         """(the mind whose token it is, the mind that the path names). Raises Problem."""
         name = str(request.path_params["name"])
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise self._refused(name, _unauthorized("a mind's token is missing: Authorization: Bearer TOKEN"))
-        given = token_hash(token.strip())
+        token = bearer(request)
+        if not token:
+            raise self._refused(name, unauthorized("a mind's token is missing: Authorization: Bearer TOKEN"))
+        given = token_hash(token)
         minds = self._policy.config.minds
         known = [mind for mind in minds if hmac.compare_digest(given, self._policy.token(mind) or "")]
         if not known:
             detail = "unknown token: hostguard mind token NAME makes a new one"
-            raise self._refused(name, _unauthorized(detail))
+            raise self._refused(name, unauthorized(detail))
         if name not in minds:
             raise unknown("mind", name, "see [minds] in the configuration")
         return name if name in known else known[0], name
@@ -138,10 +137,6 @@ class Endpoint(Listener):
             self._logged = time.monotonic()
             log.warning("the minds' endpoint refused a request for %.64r: %s", name, error.detail)
         return error
-
-
-def _unauthorized(detail: str) -> Problem:
-    return Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
 
 
 def _sender(mind: str, to: str, claimed: Any, config: Config) -> Any:

@@ -12,7 +12,6 @@ import asyncio
 import hmac
 import re
 import socket
-from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from hostguard.api.app import make_app
-from hostguard.api.http import on, problem
+from hostguard.api.http import bearer, on, problem
 from hostguard.api.report import HOUR_MS, Reporter, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
-from hostguard.core.errors import Problem, not_allowed
+from hostguard.core.errors import not_allowed, unauthorized
 from hostguard.gate.control import Control
 from hostguard.gate.policy import Policy
 
@@ -78,7 +77,6 @@ class Pages:
 
     @on("POST", "/v1/pause")
     async def _pause(self, request: Request) -> Response:
-        # Of all minds.
         check_token(request, self._policy)
         await self._control.pause(None, True)
         return JSONResponse({"paused": True})
@@ -135,6 +133,6 @@ def check_token(request: Request, policy: Policy) -> None:
     wanted = policy.config.web_token
     if wanted is None:
         raise not_allowed("the pages are read-only: no web.token is configured")
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(token_hash(token.strip()), wanted):
-        raise Problem(HTTPStatus.UNAUTHORIZED, "unauthorized", "this is not web.token")
+    token = bearer(request)
+    if not token or not hmac.compare_digest(token_hash(token), wanted):
+        raise unauthorized("this is not web.token")

@@ -122,7 +122,6 @@ def enter_scope(
 
 
 def _configured(name: str) -> tuple[Config, Mind, str | None]:
-    """The configuration, the mind in it, and the device node for its limits."""
     from hostguard.config.load import load
     from hostguard.linux.disk import choose
 

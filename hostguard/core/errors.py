@@ -35,6 +35,7 @@ class Problem(Exception):
 
 # These take the detail.
 bad_request = partial(Problem, 400, "bad_request")  # the request is invalid
+unauthorized = partial(Problem, 401, "unauthorized")  # the token is missing or wrong
 not_allowed = partial(Problem, 403, "not_allowed")  # the caller lacks the permission
 conflict = partial(Problem, 409, "conflict")  # its state does not allow this
 too_large = partial(Problem, 413, "too_large")  # the request is above a size limit

@@ -37,8 +37,8 @@ def plain(host: Host, view: View, signals: Signals) -> Phase:
         view.phase("unguarded", f"{len(WAKES)} turns start in the same second")
         start = time.time()
         with signals.held():
-            for wake in WAKES:
-                file = host.folder / f"{wake.mind}-{wake.cause}"
+            for mind, cause in WAKES:
+                file = host.folder / f"{mind}-{cause}"
                 children.append(
                     subprocess.Popen(
                         command(file, host.size), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -46,7 +46,7 @@ def plain(host: Host, view: View, signals: Signals) -> Phase:
                     )
                 )  # fmt: skip
                 now = time.time() - start
-                turns.append(Turn(wake.mind, wake.cause, now, started=now))
+                turns.append(Turn(mind, cause, now, started=now))
         bystander.begin()
         for turn in turns:
             view.line(turn.started or 0.0, "start", turn.name)

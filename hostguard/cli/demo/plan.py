@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,8 @@ STOP_MAX_S = 600.0
 MAX_TURN = "10min"  # ends turns left by a killed demo
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """One turn to start."""
-
-    mind: str
-    cause: str  # heartbeat, message
-
-
-WAKES = tuple([Wake(mind, "heartbeat") for mind in HEARTBEATS] + [Wake(mind, "message") for mind in MINDS])
+# The turns to start: (mind, cause).
+WAKES = (*((mind, "heartbeat") for mind in HEARTBEATS), *((mind, "message") for mind in MINDS))
 
 
 def configured(mind: str) -> str:
@@ -76,21 +69,21 @@ _NOTE = "# undo: "
 
 def drop_in(note: Note, size: int) -> str:
     """The configuration of the demo's minds, with the note as a comment."""
-    return "\n".join(_drop_in(note, size)) + "\n"
-
-
-def _drop_in(note: Note, size: int) -> Iterator[str]:
-    yield "# Written by `hostguard demo`, which removes it. If it was killed, the next demo does."
-    yield _NOTE + json.dumps(asdict(note))
+    lines = [
+        "# Written by `hostguard demo`, which removes it. If it was killed, the next demo does.",
+        _NOTE + json.dumps(asdict(note)),
+    ]
     for mind in MINDS:
-        yield f"[minds.{quoted(configured(mind))}]"
-        yield f"command = {toml_value(command(Path(note.folder, mind), size))}"
-        yield 'user = "root"'
-        yield 'directory = "/"'
-        yield "concurrent_turns = 1"
-        yield f"turn.max_turn = {quoted(MAX_TURN)}"
-    yield f"[channels.{quoted(CHANNEL)}]"
-    yield f"minds = {toml_value([configured(mind) for mind in MINDS])}"
+        lines += [
+            f"[minds.{quoted(configured(mind))}]",
+            f"command = {toml_value(command(Path(note.folder, mind), size))}",
+            'user = "root"',
+            'directory = "/"',
+            "concurrent_turns = 1",
+            f"turn.max_turn = {quoted(MAX_TURN)}",
+        ]
+    channel = (f"[channels.{quoted(CHANNEL)}]", f"minds = {toml_value([configured(mind) for mind in MINDS])}")
+    return "\n".join([*lines, *channel, ""])
 
 
 def read_note(text: str) -> Note | None:

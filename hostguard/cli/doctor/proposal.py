@@ -97,7 +97,6 @@ def file_lines(head: str, settings: tuple[Setting, ...], elsewhere: Mapping[KeyP
 
 
 def _inert(limits: Limits, kernel: Kernel) -> Iterator[str]:
-    """Why the kernel does not apply the limit, if so."""
     for verdict in judge(limits, kernel, None):
         if verdict.label is not Label.ENFORCED:
             yield f"On this host it is {verdict.label}: {verdict.why}. See hostguard doctor."

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from hostguard.cli.top.keys import HELP, Mode, Ui, chosen
 from hostguard.cli.top.model import MindRow, TurnRow, View
@@ -29,20 +28,9 @@ NAME_MIN = 10  # columns: a longer text is cut to this before a column is droppe
 LEVEL_STYLES = {"strained": "warn", "stalled": "bad"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ink:
-    """The characters for calm, strained and stalled in the history line."""
-
-    calm: str
-    strained: str
-    stalled: str
-
-    def of(self, level: str) -> str:
-        """The character for a level."""
-        return {"": " ", "calm": self.calm, "strained": self.strained, "stalled": self.stalled}[level]
-
-
-UNICODE, ASCII = Ink("▁", "▄", "█"), Ink(".", "=", "#")
+Ink = Mapping[str, str]  # the character of each level in the history line
+UNICODE: Ink = {"": " ", "calm": "▁", "strained": "▄", "stalled": "█"}
+ASCII: Ink = {"": " ", "calm": ".", "strained": "=", "stalled": "#"}
 
 
 def screen(view: View, ui: Ui, width: int | None, height: int | None, ink: Ink) -> list[Line]:
@@ -91,9 +79,9 @@ def _history(levels: Sequence[str], ink: Ink) -> Line:
     for level in levels:
         style = LEVEL_STYLES.get(level, "")
         if spans and spans[-1][1] == style:
-            spans[-1] = (spans[-1][0] + ink.of(level), style)
+            spans[-1] = (spans[-1][0] + ink[level], style)
         else:
-            spans.append((ink.of(level), style))
+            spans.append((ink[level], style))
     return [*spans, (f" {2 * len(levels) // 60} min", "")]
 
 

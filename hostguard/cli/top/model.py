@@ -149,7 +149,6 @@ def _is_wanted(wanted: str, turn: Any) -> bool:
 
 
 def _device(status: Any) -> str:
-    """The disk's state at the last sample."""
     device, pressure = status["device"] or {}, status["pressure"]
     if not device.get("node"):
         return f"none: {device.get('reason')}"

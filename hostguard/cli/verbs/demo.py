@@ -21,7 +21,6 @@ STOP_FILE = "CARD_STOP"  # environment variable of packaging/quickstart: the fil
 
 
 def _size(text: str) -> int:
-    """Bytes of a size such as "6M". Raises ValueError."""
     size = parse_size(text, 1024)
     if not BLOCK <= size <= SIZE_MAX:
         raise ValueError(f"{text} is not between {BLOCK >> 10}K and {SIZE_MAX >> 30}G")

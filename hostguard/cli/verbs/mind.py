@@ -94,7 +94,6 @@ def _words(line: str) -> list[str]:
 
 
 def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict[str, Any]:
-    """The keys of a Volute mind. Raises CliError."""
     from hostguard.cli import volute_rows
 
     if not (folder / "home").is_dir():
@@ -120,7 +119,6 @@ def _drop_in(name: str, keys: dict[str, Any]) -> str:
 
 
 def _next(name: str, resident: bool, volute: bool, listen: tuple[str, int] | None) -> Iterator[str]:
-    """The next steps, as lines to type."""
     quoted = shlex.quote(name)
     yield "hostguard reload"
     if resident:

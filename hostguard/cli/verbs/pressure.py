@@ -90,7 +90,6 @@ def _cap(cap: int | None) -> str:
 
 
 def _watch(as_json: bool) -> None:
-    """Print one line a second, as vmstat does."""
     line = "{:19}  {:8}  {:>4}  {:>4}  {:>9}  {:>9}  {:>6}  {}"
     titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE\n")
     while True:

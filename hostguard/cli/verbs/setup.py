@@ -113,7 +113,6 @@ def _measured(host: Host, yes: bool) -> float | None:
 
 
 def _folder(host: Host) -> Path | None:
-    """A directory on the guarded disk; None if there is none."""
     place = paths.STATE
     while not place.exists():
         place = place.parent

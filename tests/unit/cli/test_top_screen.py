@@ -185,7 +185,7 @@ def test_the_history_of_the_level() -> None:
         change(30, "calm", 1),
         change(10, "calm", None),
     ]
-    shown = "".join(ASCII.of(level) for level in levels(changes, "calm", NOW - 100_000, NOW, 60))
+    shown = "".join(ASCII[level] for level in levels(changes, "calm", NOW - 100_000, NOW, 60))
     assert shown == " " * 9 + "." * 20 + "=" * 14 + "#" + "." * 16
     assert levels(changes, "stalled", NOW - 100_000, NOW, 60)[-1] == "stalled", (
         "what it is now is shown at once"
