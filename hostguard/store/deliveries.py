@@ -191,13 +191,7 @@ def mark_posted(db: Connection, id_: int, turn: str, now: int) -> None:
 
 
 def finish(
-    db: Connection,
-    id_: int,
-    turn: str,
-    state: State,
-    attempts: int,
-    now: int,
-    result: Mapping[str, Any],
+    db: Connection, id_: int, turn: str, state: State, attempts: int, now: int, result: Mapping[str, Any]
 ) -> bool:
     """The row's turn ended for good. False if the row has another turn by now: the end came late."""
     done = db.execute(
@@ -209,12 +203,7 @@ def finish(
 
 
 def give_back(
-    db: Connection,
-    id_: int,
-    turn: str,
-    attempts: int,
-    not_before: int,
-    result: Mapping[str, Any],
+    db: Connection, id_: int, turn: str, attempts: int, not_before: int, result: Mapping[str, Any]
 ) -> bool:
     """Queue the row again, for `not_before`. False as for `finish`."""
     done = db.execute(
@@ -226,12 +215,7 @@ def give_back(
 
 
 def close(
-    db: Connection,
-    ids: Sequence[int],
-    state: State,
-    now: int,
-    text: str,
-    was: State = State.QUEUED,
+    db: Connection, ids: Sequence[int], state: State, now: int, text: str, was: State = State.QUEUED
 ) -> list[int]:
     """Cancel or expire the rows that are in the state `was`; returns their ids."""
     result = json.dumps({"outcome": str(state), "reason": text})

@@ -78,11 +78,7 @@ class MindClient:
 
         self.open()
         assert self._client is not None
-        headers = {
-            "Content-Type": "application/json",
-            "Idempotency-Key": key(row),
-            "X-Hostguard-Turn": turn,
-        }
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key(row), "X-Hostguard-Turn": turn}
         raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
         try:
             request = self._client.build_request("POST", f"{mind.url}/message", content=raw, headers=headers)
