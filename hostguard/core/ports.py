@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hostguard.core.model import Config, Delivery, LiveTurn, Row
+from hostguard.core.signals import Redrive
 
 
 class Configured(Protocol):
@@ -45,14 +46,11 @@ class Dispatching(Protocol):
     def admit(self, rows: Sequence[Delivery]) -> None:
         """Take stored rows into the backlog and offer them to the gate."""
 
-    def requeue(self, row: Row) -> None:
-        """Give a row back to the backlog; `pump` follows."""
-
     def pump(self) -> None:
         """Start every row that may start."""
 
-    def reopen(self, mind: str) -> None:
-        """Offer the mind its rows again: it is up, awake, or has room."""
+    def redrive(self, cause: Redrive) -> None:
+        """Offer the waiting rows again, of one mind or of all."""
 
     @property
     def closing(self) -> bool:

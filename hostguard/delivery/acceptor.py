@@ -70,15 +70,14 @@ class Acceptor:
     _dispatcher: Dispatching
     _mind_woken: Signal[MindWoken]
     _tasks: Tasks
-    _pending: Counter[str] = field(
-        default_factory=Counter, init=False
-    )  # rows per mind whose commit is under way
+    _pending: Counter[str] = field(default_factory=Counter, init=False)  # rows whose commit is under way
 
     async def send(self, message: Message, also: Also | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
         now = now_ms()
-        plans = [self._plan(mind, message) for mind in message.minds]
+        minds, asleep, routes = self._policy.config.minds, self._policy.sleepy, self._routes
+        plans = [planner.plan(minds[mind], asleep(mind), routes(mind), message) for mind in message.minds]
         wakes = frozenset(plan.target.mind for plan in plans if plan.wake)
         new = message.new(tuple(plan.target for plan in plans), now)
         return await self.store(new, also=also, wakes=wakes)
@@ -88,10 +87,6 @@ class Acceptor:
         under_way = {task for mind in minds if (task := self._held.releasing(mind)) is not None}
         if under_way and (await asyncio.wait(under_way, timeout=ANSWER_S))[1]:
             raise unavailable("the device accepts no writes; nothing is accepted, try again")
-
-    def _plan(self, mind: str, message: Message) -> planner.Plan:
-        config, asleep = self._policy.config.minds[mind], self._policy.sleepy(mind)
-        return planner.plan(config, asleep, self._routes(mind), message)
 
     async def store(
         self,

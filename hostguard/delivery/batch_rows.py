@@ -39,23 +39,15 @@ def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: int, floor: 
     channels = list(payload["batch"]["channels"])
     senders = list(dict.fromkeys(row.sender for row, _ in sources if row.sender is not None))
     alike = len({row.sender for row, _ in sources}) == 1
-    target = Target(
-        first.mind,
-        first.session,
-        kind=Kind.BATCH,
-        result={"messages": len(sources), "channels": channels, "senders": senders},
-    )
-    new = New(
-        (target,),
-        json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(),
-        now,
-        sender=first.sender if alike else None,
-        channel=channels[0] if len(channels) == 1 else None,
-    )
+    result = {"messages": len(sources), "channels": channels, "senders": senders}
+    target = Target(first.mind, first.session, kind=Kind.BATCH, result=result)
+    sender, channel = first.sender if alike else None, channels[0] if len(channels) == 1 else None
+    raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    new = New((target,), raw, now, sender=sender, channel=channel)
     (row,) = deliveries.enqueue(db, new, floor=floor)[1]
-    result = json.dumps({"outcome": "batched", "delivery": row.id})
+    ended = json.dumps({"outcome": "batched", "delivery": row.id})
     db.executemany(
         "UPDATE deliveries SET state = 'batched', ended_at = ?, result = ? WHERE id = ?",
-        [(now, result, source.id) for source, _ in sources],
+        [(now, ended, source.id) for source, _ in sources],
     )
     return row

@@ -56,16 +56,8 @@ class Message:
 
     def new(self, targets: tuple[Target, ...], now: int) -> New:
         """What is stored of it."""
-        return New(
-            targets,
-            self.raw,
-            now,
-            key=self.key,
-            sender=self.payload.get("sender"),
-            channel=self.payload.get("channel"),
-            not_before=self.not_before,
-            expires_at=self.expires_at,
-        )
+        sender, channel = self.payload.get("sender"), self.payload.get("channel")
+        return New(targets, self.raw, now, self.key, sender, channel, self.not_before, self.expires_at)
 
 
 def message(body: Any, config: Config, now: int) -> Message:
@@ -90,17 +82,10 @@ def message(body: Any, config: Config, now: int) -> Message:
     }
     if session is not None:
         payload["session"] = session
-    return Message(
-        minds,
-        session,
-        payload,
-        encode(payload, config),
-        _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE),
-        text(body, "key", KEY_MAX),
-        not_before,
-        expires_at,
-        _one_of(body, "whileSleeping", WHILE_SLEEPING, ""),
-    )
+    raw = encode(payload, config)
+    kind = _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE)
+    key, asleep = text(body, "key", KEY_MAX), _one_of(body, "whileSleeping", WHILE_SLEEPING, "")
+    return Message(minds, session, payload, raw, kind, key, not_before, expires_at, asleep)
 
 
 def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +99,7 @@ def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     if "isDM" in body:
         given["isDM"] = _flag(body, "isDM")
     count = body.get("participantCount")
-    if count is not None and (
-        isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1_000_000
-    ):
+    if count is not None and not (type(count) is int and 0 <= count <= 1_000_000):
         raise bad_request("participantCount must be a number, 0 or more")
     return {name: value for name, value in {**given, "participantCount": count}.items() if value is not None}
 
@@ -148,9 +131,8 @@ def _one_of(body: Mapping[str, Any], name: str, allowed: Sequence[T], default: T
     value = body.get(name)
     if value is None:
         return default
-    for one in allowed:
-        if value == one:
-            return one
+    if value in allowed:
+        return allowed[allowed.index(value)]
     raise bad_request(f"{name} must be one of {', '.join(str(one) for one in allowed)}")
 
 
@@ -163,15 +145,10 @@ def run(body: Any, config: Config, now: int) -> New:
     if key is None:
         raise bad_request("key is missing: a random text that names this run")
     wait = body.get("max_wait_s")
-    if wait is not None and (
-        isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e9
-    ):
+    if wait is not None and not (type(wait) in (int, float) and 0 <= wait < 1e9):
         raise bad_request("max_wait_s must be a number of seconds, 0 or more")
     session = text(body, "session", SESSION_MAX) or MAIN_SESSION
-    payload = {
-        "description": text(body, "description", DESCRIPTION_MAX),
-        "argv0": text(body, "argv0", DESCRIPTION_MAX),
-    }
+    payload = {name: text(body, name, DESCRIPTION_MAX) for name in ("description", "argv0")}
     expires_at = now + int(wait * 1000) if wait is not None else 0
     target = Target(name, session, kind=Kind.RUN)
     return New((target,), encode(payload, config), now, key=key, expires_at=expires_at)
@@ -235,7 +212,7 @@ def time(body: Mapping[str, Any], name: str) -> int:
     value = body.get(name)
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIME_MAX:
+    if not (type(value) is int and 0 <= value <= TIME_MAX):
         raise bad_request(f"{name} must be a time in ms since the epoch")
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from hostguard.core.model import Kind, Mind, State, Target
@@ -50,11 +51,7 @@ def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
         return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
     session = named(routed.session or MAIN_SESSION)
     if isinstance(routed.mode, Batch):
-        batch = {
-            "debounce_s": routed.mode.debounce_s,
-            "max_wait_s": routed.mode.max_wait_s,
-            "triggers": list(routed.mode.triggers),
-        }
+        batch = asdict(routed.mode) | {"triggers": list(routed.mode.triggers)}
         return Target(mind, session, State.BATCHING, result={"batch": batch})
     return Target(mind, session)
 

@@ -171,11 +171,7 @@ def _mode(kind: Any, settings: Any, where: str) -> Mode:
 def _batch(value: Any, where: str) -> Batch:
     """A number is the longest wait in minutes; an object has debounce and maxWait in seconds."""
     if not isinstance(value, dict):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value * 60 <= SECONDS_MAX
-        ):
+        if type(value) not in (int, float) or not 0 <= value * 60 <= SECONDS_MAX:
             raise ValueError(
                 f"{where} must be minutes, at most {SECONDS_MAX / 60:.0f}, or an object with debounce,"
                 " maxWait and triggers"
@@ -197,7 +193,7 @@ def _batch(value: Any, where: str) -> Batch:
 
 
 def _seconds(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
+    if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
         raise ValueError(f"{where} must be a number of seconds, at most {SECONDS_MAX:.0f}")
     return float(value)
 

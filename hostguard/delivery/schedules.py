@@ -43,11 +43,6 @@ class Entry:
     added: bool
     zone: tzinfo
 
-    @property
-    def meant(self) -> str:
-        """What its times depend on: if that changes, none was missed."""
-        return _meant(self.schedule)
-
 
 @dataclass(slots=True)
 class _Watch:
@@ -76,12 +71,8 @@ class Scheduler:
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
-    async def start(self) -> None:
-        """Begin, and catch up with what fell due while the guard was away."""
-        await self.reload()
-
     async def reload(self) -> None:
-        """Follow a new configuration, and the host's time zone."""
+        """Follow the configuration and the host's time zone, and catch up with what fell due meanwhile."""
         self._zones = await asyncio.to_thread(zones, {one.timezone for one, _ in self.all().values()})
         for name, (schedule, _) in self.all().items():
             if self._zones.get(schedule.timezone) is None:
@@ -119,9 +110,8 @@ class Scheduler:
         self._message(schedule, None)
         found = await requests.in_thread(zones, {schedule.timezone})
         table = {name: value for name, value in asdict(schedule).items() if name != "name"}
-        state = None
-        if schedule.cron is not None:
-            state = Fired(seen=self._clock(), last=None, of=_meant(schedule))
+        begun = Fired(seen=self._clock(), last=None, of=_meant(schedule))
+        state = begun if schedule.cron is not None else None
 
         def stored() -> None:
             self._zones |= found
@@ -191,7 +181,7 @@ class Scheduler:
         again: int | None = self._clock() + AGAIN_MS
         try:
             state = self._settings.get(FIRED, name)
-            seen = state["seen"] if state is not None and state["of"] == entry.meant else None
+            seen = state["seen"] if state is not None and state["of"] == _meant(entry.schedule) else None
             now = self._clock()
             found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
             self._tell_missed(entry, watch, found, now)
@@ -216,12 +206,12 @@ class Scheduler:
                 return
             await self._fire(name, entry, time)
         if not found.fire and found.seen is not None:
-            state = Fired(seen=found.seen, last=self._last(name), of=entry.meant)
+            state = Fired(seen=found.seen, last=self._last(name), of=_meant(entry.schedule))
             await self._settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
         for_good = entry.added and entry.schedule.at is not None
-        state = Fired(seen=time, last=self._clock(), of=entry.meant)
+        state = Fired(seen=time, last=self._clock(), of=_meant(entry.schedule))
         changes = _gone(name) if for_good else (FIRED.to(name, state),)
         message_ = self._message(entry.schedule, f"schedule:{name}:{time}")
         try:
@@ -270,6 +260,7 @@ class Scheduler:
 
 
 def _meant(schedule: Schedule) -> str:
+    """What its times depend on: if that changes, none was missed."""
     return "at" if schedule.cron is None else f"{schedule.cron} {schedule.timezone}".strip()
 
 

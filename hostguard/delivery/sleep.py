@@ -27,7 +27,7 @@ from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload
 from hostguard.core.ports import Dispatching, HeldRows
-from hostguard.core.signals import MindWoken, SessionChanged
+from hostguard.core.signals import MindWoken, Redrive, SessionChanged
 from hostguard.core.tasks import Tasks
 from hostguard.core.text import span
 from hostguard.delivery.acceptor import Acceptor, Also
@@ -212,18 +212,14 @@ class Sleeper:
                 else:  # a message may have been stored that was to wake it, when it just was
                     settings.restore(WOKEN.key(mind))
                 return
-            awake = (
-                SLEEP.to(mind, None),
-                WOKEN.to(mind, Woken(until=state["until"]) if by_message else None),
-            )
+            woken = Woken(until=state["until"]) if by_message else None
+            awake = SLEEP.to(mind, None), WOKEN.to(mind, woken)
             start = START.to(mind, True if config is not None and config.unit is not None else None)
             held = self._backlog.count(mind)
             told: Sequence[Delivery] = ()
             if config is not None and state["since"] is not None and not by_message:
-                slept = span(now - state["since"])
-                text = (
-                    f"[hostguard] You slept for {slept}, and were woken {by}. Messages that waited: {held}."
-                )
+                slept = f"You slept for {span(now - state['since'])}, and were woken {by}"
+                text = f"[hostguard] {slept}. Messages that waited: {held}."
                 told = await self._send(config, Kind.WAKE, text, now, lambda _: (*awake, start))
             if not told:
                 await self._or_back(mind, settings.store(*awake, start))
@@ -237,7 +233,7 @@ class Sleeper:
             self._set_timer()
             text = f"{mind} is awake, woken {by}; messages that waited: {held}"
             self._events.emit(Event.AWAKE, text, mind=mind)
-            self._dispatcher.reopen(mind)
+            self._dispatcher.redrive(Redrive(mind))
 
     # -- time
 

@@ -17,12 +17,9 @@ def on_message(while_sleeping: str, wake_on: WakeOn, mind: str, payload: Mapping
 
     `while_sleeping` is the message's own wish: skip, queue, trigger-wake, or "" for the mind's triggers.
     """
-    if while_sleeping == "skip":
-        return "skip"
-    if while_sleeping == "trigger-wake":
-        return "wake"
-    if while_sleeping == "queue":
-        return "queue"
+    wishes: dict[str, Answer] = {"skip": "skip", "trigger-wake": "wake", "queue": "queue"}
+    if while_sleeping in wishes:
+        return wishes[while_sleeping]
     channel, sender = payload.get("channel"), payload.get("sender")
     wakes = (
         (wake_on.dm and payload.get("isDM") is True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
@@ -16,7 +16,7 @@ from hostguard.gate.deadlock import hopeless
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import CAP_MAX, LIMITS, Policy, known_mind
-from hostguard.gate.run_clients import RunClient, RunClients
+from hostguard.gate.run_clients import RUN_LEFT, RunClient, RunClients
 from hostguard.store import deliveries, requests
 from hostguard.store.connection import Connection
 from hostguard.store.settings import LIMIT, PAUSE, Limit, SettingsStore, on_host_or
@@ -27,9 +27,10 @@ from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Live, Phase, Turn
 from hostguard.turns.scopes import Scopes
 
+T = TypeVar("T")
+
 ID_MAX = (1 << 63) - 1  # SQLite's largest integer
 BY_REQUEST = "cancelled by request"
-RUN_LEFT = "its `hostguard run` ended"
 
 
 @dataclass(eq=False)
@@ -169,30 +170,28 @@ class DeliveryControl:
 
     async def retry(self, id_: int) -> Delivery:
         """Queue an ended row again."""
-        await self.find(id_)
-        try:
-            await requests.write(
-                self._queue,
-                lambda db: deliveries.retry(db, id_, now_ms()),
-                lambda row: self._dispatcher.admit([row]),
-            )
-        except Refused as refusal:
-            current = await self.find(id_)
-            if current.kind is Kind.RUN:
-                raise conflict(f"{id_} was a `hostguard run`: run it again") from refusal
-            raise conflict(
-                f"{id_} is {current.state}: only an ended delivery can be tried again"
-            ) from refusal
-        return await self.find(id_)
+        if (await self.find(id_)).kind is Kind.RUN:
+            raise conflict(f"{id_} was a `hostguard run`: run it again")
+        return await self._change(
+            id_,
+            lambda db: deliveries.retry(db, id_, now_ms()),
+            lambda row: self._dispatcher.admit([row]),
+            "an ended delivery can be tried again",
+        )
 
     async def drop(self, id_: int) -> Delivery:
         """Cancel a dead letter."""
         await self.find(id_)
+        only = "a dead letter can be dropped"
+        return await self._change(id_, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None, only)
+
+    async def _change(
+        self, id_: int, op: Callable[[Connection], T], then: Callable[[T], None], only: str
+    ) -> Delivery:
         try:
-            await requests.write(self._queue, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None)
+            await requests.write(self._queue, op, then)
         except Refused as refusal:
-            current = await self.find(id_)
-            raise conflict(f"{id_} is {current.state}: only a dead letter can be dropped") from refusal
+            raise conflict(f"{id_} is {(await self.find(id_)).state}: only {only}") from refusal
         return await self.find(id_)
 
     async def refuse_deadlock(self, id_: int) -> None:
@@ -231,7 +230,7 @@ class DeliveryControl:
         parked = self._run_clients.unpark(row.id)
         self._run_clients.attach(row.row, client)
         if parked is not None:
-            self._dispatcher.requeue(parked)
+            self._backlog.add(parked, now_ms())
         self._dispatcher.pump()
 
     def client_left(self, id_: int, client: RunClient) -> None:

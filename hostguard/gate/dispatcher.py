@@ -15,11 +15,11 @@ from hostguard.core import outcome
 from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION
 from hostguard.core.clock import AGAIN_MS, CHECK_S, now_ms
 from hostguard.core.model import Delivery, Fold, Hold, Kind, Reason, Row, Start, State
-from hostguard.core.signals import Pumped, Redrive, RowsStored, SessionChanged, Signal
+from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
-from hostguard.gate.run_clients import RunClients
+from hostguard.gate.run_clients import RUN_LEFT, RunClients
 from hostguard.gate.starter import Starter
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.availability import Availability
@@ -72,10 +72,6 @@ class Dispatcher:
             )  # fmt: skip
         self.pump()
 
-    def rows_stored(self, stored: RowsStored) -> None:
-        """Admit the messages that the end of a row created."""
-        self.admit(stored.rows)
-
     def pump(self) -> None:
         """Start every row that may start, in order of id; report for each new row why it waits."""
         if not self.ready or self.closing:
@@ -88,8 +84,8 @@ class Dispatcher:
         fresh = self._backlog.fresh()
         # A `hostguard run --max-wait 0` is offered once, however long its commit took.
         self._expire(now, {row.id for row in fresh if row.kind is Kind.RUN})
-        for id_ in self._run_clients.lost():
-            self._drop_run(id_)
+        for lost in self._run_clients.lost():
+            self._ledger.close(lost, State.CANCELLED, RUN_LEFT)
         for mind in self._availability.retried():
             self._offer(mind)
         for row in fresh:
@@ -161,15 +157,6 @@ class Dispatcher:
             self._session_changed.send(SessionChanged(turn.live.mind, turn.live.session, False))
         self.pump()
 
-    def requeue(self, row: Row) -> None:
-        """Give a row back to the backlog; `pump` follows."""
-        self._backlog.add(row, now_ms())
-
-    def reopen(self, mind: str) -> None:
-        """Offer the mind its rows again: it is up, awake, or has room."""
-        self._offer(mind)
-        self.pump()
-
     def redrive(self, cause: Redrive) -> None:
         """Offer the waiting rows again."""
         if cause.mind is not None:
@@ -188,11 +175,6 @@ class Dispatcher:
 
     def _take_out(self, row: Row) -> bool:
         return self._backlog.remove(row.id, row.mind, row.session) or bool(self._run_clients.unpark(row.id))
-
-    def _drop_run(self, id_: int) -> None:
-        row = self._run_clients.unpark(id_)
-        if row is not None:
-            self._ledger.close(row, State.CANCELLED, "its `hostguard run` ended")
 
     def _set_timer(self, now: int) -> None:
         if self._timer is not None:

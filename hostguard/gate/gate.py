@@ -31,25 +31,17 @@ class Gate:
     def host(self) -> HostView:
         """The host as the rule sees it."""
         return HostView(
-            len(self._live),
-            self._live.oldest,
-            self._policy.global_cap(),
-            self._monitor.admit,
-            self._policy.paused(),
-            self._scopes.connected,
-            self._queue.trouble is None,
-        )
+            len(self._live), self._live.oldest, self._policy.global_cap(), self._monitor.admit,
+            self._policy.paused(), self._scopes.connected, self._queue.trouble is None,
+        )  # fmt: skip
 
     def view(self, mind: str) -> MindView:
         """A mind as the rule sees it."""
+        cap = self._policy.mind_cap(mind) if mind in self._policy.config.minds else 0
         return MindView(
-            mind,
-            self._policy.mind_cap(mind) if mind in self._policy.config.minds else 0,
-            self._policy.paused(mind),
-            self._policy.asleep(mind),
-            self._live.of(mind),
+            mind, cap, self._policy.paused(mind), self._policy.asleep(mind), self._live.of(mind),
             self._availability.why(mind),
-        )
+        )  # fmt: skip
 
     def verdict(self, row: Row) -> Verdict:
         """Start, fold or hold: the verdict on the row at this moment."""

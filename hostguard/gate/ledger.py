@@ -80,10 +80,8 @@ class Ledger:
             return
         self._holds[row.id] = (hold, now)
         self._run_clients.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
-        self._events.emit(
-            Event.HELD, f"{row.mind}: holding {row.id}: {hold.reason} ({hold.blocker})", mind=row.mind,
-            session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
-        )  # fmt: skip
+        text = f"holding {row.id}: {hold.reason} ({hold.blocker})"
+        self._report(Event.HELD, row, text, reason=str(hold.reason), blocker=hold.blocker)
 
     def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
         """The row goes into a turn, its own or another's. Returns how long it waited since it was due."""
@@ -94,11 +92,8 @@ class Ledger:
         if hold is None and waited and row.id <= self.loaded:
             hold = Hold(Reason.RESTART, "the guard was restarted since")
         if hold is not None:
-            self._events.emit(
-                Event.HOLD_ENDED, f"{row.mind}: {row.id} waited {waited} ms ({hold.reason})", mind=row.mind,
-                session=row.session, delivery=row.id, reason=str(hold.reason), blocker=hold.blocker,
-                waited_ms=waited,
-            )  # fmt: skip
+            why, text = str(hold.reason), f"{row.id} waited {waited} ms ({hold.reason})"
+            self._report(Event.HOLD_ENDED, row, text, reason=why, blocker=hold.blocker, waited_ms=waited)
         self.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
         return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
 
@@ -110,10 +105,8 @@ class Ledger:
     def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
         """A resident mind accepted the row into a turn that another row began."""
         self.confirm(row, turn)
-        self._events.emit(
-            Event.FOLDED, f"{row.mind}: {row.id} went into turn {turn.live.id}", mind=row.mind,
-            session=row.session, delivery=row.id, turn=turn.live.id, waited_ms=waited.ms,
-        )  # fmt: skip
+        text = f"{row.id} went into turn {turn.live.id}"
+        self._report(Event.FOLDED, row, text, turn=turn.live.id, waited_ms=waited.ms)
 
     def held_since(self, id_: int | None) -> int | None:
         """When the row's hold began, in ms; None if unknown."""
@@ -147,13 +140,11 @@ class Ledger:
                 self._note_expiry(row)
             if ending.failed:
                 wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
-                self._report(
-                    Event.FAILED, row, turn_id, f"failed: {ending.reason}; {wait}", reason=ending.reason,
-                    outcome=ending.outcome,
-                )  # fmt: skip
+                text = f"turn {turn_id} failed: {ending.reason}; {wait}"
+                why, how = ending.reason, ending.outcome
+                self._report(Event.FAILED, row, text, turn=turn_id, reason=why, outcome=how)
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
-
             follow_up = self._follow_up(row, turn, ending)
 
             def finish(db: Connection) -> list[Delivery]:
@@ -165,11 +156,11 @@ class Ledger:
                 write.add_done_callback(lambda done: self._rows_stored.send(RowsStored(done.result())))
             self._attempts.pop(row.id, None)
             self._expires.pop(row.id, None)
-            text = f"ended: {ending.reason}"
-            self._report(Event.ENDED, row, turn_id, text, outcome=ending.outcome, run_ms=result["run_ms"])
+            text, run_ms = f"turn {turn_id} ended: {ending.reason}", result["run_ms"]
+            self._report(Event.ENDED, row, text, turn=turn_id, outcome=ending.outcome, run_ms=run_ms)
             if state is State.DEAD:
-                text = f"that that was the last of {attempts} attempts: hostguard retry {row.id}"
-                self._report(Event.DEAD, row, turn_id, text, reason=ending.reason)
+                text = f"turn {turn_id} was the last of {attempts} attempts: hostguard retry {row.id}"
+                self._report(Event.DEAD, row, text, turn=turn_id, reason=ending.reason)
 
         def stored(_: object) -> None:
             # A row given back keeps its empty record: its next turn has the same id, and may be starting.
@@ -187,16 +178,9 @@ class Ledger:
             return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
         return dead_letter(row, ending, self._policy.config, now_ms()) if ending.failed else None
 
-    def _report(self, event: Event, row: Delivery, turn_id: str, text: str, **more: Any) -> None:
-        self._events.emit(
-            event,
-            f"{row.mind}: turn {turn_id} {text}",
-            mind=row.mind,
-            session=row.session,
-            delivery=row.id,
-            turn=turn_id,
-            **more,
-        )
+    def _report(self, event: Event, row: Row | Delivery, text: str, **more: Any) -> None:
+        text, session = f"{row.mind}: {text}", row.session
+        self._events.emit(event, text, mind=row.mind, session=session, delivery=row.id, **more)
 
     def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
         """End a row that was removed from the backlog: cancelled or expired."""
@@ -220,8 +204,7 @@ class Ledger:
     def tell_closed(self, row: Row, state: State, text: str) -> None:
         """Report that a row is cancelled or expired."""
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
-        told = f"{row.mind}: {row.id} {state}: {text}"
-        self._events.emit(event, told, mind=row.mind, session=row.session, delivery=row.id)
+        self._report(event, row, f"{row.id} {state}: {text}")
 
     @property
     def tried(self) -> Collection[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hostguard.core.errors import unknown
 from hostguard.core.model import Config, Mind
-from hostguard.store.settings import LIMIT, PAUSE, SLEEP, TOKEN, Limit, SettingsStore, on_host_or
+from hostguard.store.settings import LIMIT, PAUSE, SLEEP, TOKEN, SettingsStore, on_host_or
 
 LIMITS = ("global_concurrent_turns", "mind_concurrent_turns")
 _DEFAULTS = Config()
@@ -71,8 +71,8 @@ class Policy:
 
     def limit(self, name: str, mind: str | None = None) -> tuple[int | None, str]:
         """(value, where it comes from: runtime, kept, config or default)."""
-        override = self._override(name, mind)
-        if override is not None:
+        override = self._settings.get(LIMIT, name + on_host_or(mind))
+        if override is not None and override["boot"] in (None, self.boot):
             return override["value"], "runtime" if override["boot"] else "kept"
         if mind is not None:
             own = self.config.minds[mind].concurrent_turns
@@ -88,7 +88,3 @@ class Policy:
             if source != "default":
                 rows.append(("mind_concurrent_turns", mind, value, source))
         return [{"name": n, "mind": m, "value": v, "source": s} for n, m, v, s in rows]
-
-    def _override(self, name: str, mind: str | None) -> Limit | None:
-        limit = self._settings.get(LIMIT, name + on_host_or(mind))
-        return limit if limit is not None and limit["boot"] in (None, self.boot) else None

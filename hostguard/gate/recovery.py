@@ -61,7 +61,8 @@ class Recovery:
         begun = time.monotonic()
         special = await self._queue.read(deliveries.special)
         known, folded = self._delivering(special)
-        found = {turn.live.id for turn in self._live if turn.live.id} | _records()
+        found = {path.name for path in paths.TURNS.iterdir()}
+        found |= {turn.live.id for turn in self._live if turn.live.id}
         self._ledger.floor = max((outcome.row_of(turn_id) or 0 for turn_id in found), default=0)
         for turn_id in found - known.keys():
             unmarked = await self._unmarked(turn_id)
@@ -180,10 +181,6 @@ class Recovery:
         again = self._ledger.settle(row, turn, ending, waited)
         if again is not None:
             self._backlog.add(again, now_ms())
-
-
-def _records() -> set[str]:
-    return {path.name for path in paths.TURNS.iterdir()}
 
 
 def _waited(row: Delivery) -> Waited:

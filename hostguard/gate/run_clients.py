@@ -10,6 +10,7 @@ from typing import Any
 from hostguard.core.model import Row
 from hostguard.systemd.fork_client import exited
 
+RUN_LEFT = "its `hostguard run` ended"
 AWAY_S = 15.0  # after a restart of the guard, a caller has this long to come back
 
 
@@ -88,10 +89,13 @@ class RunClients:
         parked = self._parked.pop(id_, None)
         return parked[1] if parked else None
 
-    def lost(self) -> list[int]:
-        """Parked rows whose caller did not reconnect in time."""
+    def lost(self) -> list[Row]:
+        """Remove and return the parked rows whose caller did not reconnect in time."""
         now = time.monotonic()
-        return [id_ for id_, (until, _) in self._parked.items() if until <= now]
+        rows = [row for until, row in self._parked.values() if until <= now]
+        for row in rows:
+            del self._parked[row.id]
+        return rows
 
     def lost_in(self) -> float | None:
         """Seconds until the next parked row is given up."""

@@ -60,18 +60,15 @@ class DoneTracker:
 
     def note(self, turn: Turn, session: str | None, message_id: str | None) -> Done:
         """Remember a `done` that ends the turn. The caller marks it as answered."""
-        return self._note(turn, {turn.live.session, session}, message_id)
-
-    def expect(self, turn: Turn) -> None:
-        """The turn was stopped or killed: the mind may notice, and report `done` a little later."""
-        self._note(turn, {turn.live.session, None}, None).to_come = True
-
-    def _note(self, turn: Turn, sessions: set[str | None], message_id: str | None) -> Done:
         assert turn.delivery is not None
         self._last = {key: done for key, done in self._last.items() if done.recent}
         done = Done(time.monotonic(), message_id, turn.delivery.id)
-        self._last |= {(turn.live.mind, session): done for session in sessions}
+        self._last |= {(turn.live.mind, one): done for one in (turn.live.session, session)}
         return done
+
+    def expect(self, turn: Turn) -> None:
+        """The turn was stopped or killed: the mind may notice, and report `done` a little later."""
+        self.note(turn, None, None).to_come = True
 
     async def stored(self, ended: list[Done]) -> None:
         """Wait until the ends are on the disk, STORED_S at most."""

@@ -58,12 +58,5 @@ def parse_record(text: str) -> Record:
         elif value.isdecimal() and len(value) < 20:
             numbers[key] = int(value)
     account = {key: numbers[key] for key in ACCOUNT if key in numbers}
-    return Record(
-        released,
-        not_started,
-        numbers.get("exit"),
-        numbers.get("signal"),
-        account,
-        numbers.get("anchor"),
-        output[:OUTPUT_MAX],
-    )
+    ended, anchor = (numbers.get("exit"), numbers.get("signal")), numbers.get("anchor")
+    return Record(released, not_started, *ended, account, anchor, output[:OUTPUT_MAX])

@@ -20,6 +20,7 @@ from hostguard.linux.limits import Kernel, Label, Verdict, configured, judge, re
 from hostguard.telemetry.events import Event, Events
 
 log = logging.getLogger(__name__)
+Verdicts = tuple[Verdict, ...]
 
 AGAIN_S = 60.0
 LOOK_S = 0.5  # a turn waits no longer: reads of sysfs hang while the scheduler of a stalled disk is changed
@@ -32,11 +33,11 @@ class Readback:
         self._events = events
         self._tasks = Tasks()
         self._device = UNKNOWN
-        self._known: dict[Limits, tuple[Verdict, ...]] = {}
-        self._slice: dict[Limits, tuple[Verdict, ...]] = {}  # of `tighten`
+        self._known: dict[Limits, Verdicts] = {}
+        self._slice: dict[Limits, Verdicts] = {}  # of `tighten`
         self._told: dict[str, Label] = {}
         self._looked_at: dict[Limits, float] = {}  # time.monotonic()
-        self._look: asyncio.Future[tuple[Verdict, ...] | None] | None = None
+        self._look: asyncio.Future[Verdicts | None] | None = None
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -79,16 +80,13 @@ class Readback:
     def _busy(self) -> bool:
         return self._look is not None and not self._look.done()
 
-    async def _begin(self, cgroup: Path, limits: Limits, into: dict[Limits, tuple[Verdict, ...]]) -> None:
+    async def _begin(self, cgroup: Path, limits: Limits, into: dict[Limits, Verdicts]) -> None:
         self._look = asyncio.ensure_future(asyncio.to_thread(_read, self._device, cgroup, limits))
         self._look.add_done_callback(lambda look: self._take(look, limits, into))
         await asyncio.wait([self._look], timeout=LOOK_S)
 
     def _take(
-        self,
-        look: asyncio.Future[tuple[Verdict, ...] | None],
-        limits: Limits,
-        into: dict[Limits, tuple[Verdict, ...]],
+        self, look: asyncio.Future[Verdicts | None], limits: Limits, into: dict[Limits, Verdicts]
     ) -> None:
         if look.cancelled() or not (into is self._known or into is self._slice):  # configured anew meanwhile
             return
@@ -116,7 +114,7 @@ def _of_slice(verdict: Verdict) -> Verdict:
     return replace(verdict, limit="tighten", why=why)
 
 
-def _read(device: Device, cgroup: Path, limits: Limits) -> tuple[Verdict, ...] | None:
+def _read(device: Device, cgroup: Path, limits: Limits) -> Verdicts | None:
     kernel = read_kernel(device)
     applied = read_applied(cgroup, kernel)
     return None if applied is None else judge(limits, kernel, applied)

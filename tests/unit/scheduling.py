@@ -41,7 +41,7 @@ class Host:
         self.parts = self.manager.parts
         self.manager.runner.connected = False
         self.scheduler = self.parts.scheduler
-        await self.scheduler.start()
+        await self.scheduler.reload()
         await self.idle()
         return self
 

@@ -46,9 +46,10 @@ def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_t
 def test_a_run_has_its_time_to_come_back_whatever_the_clock_says(monkeypatch):
     monkeypatch.setattr(run_clients, "AWAY_S", 0.2)
     away = RunClients()
-    away.park(Row(1, "a", "main", kind=Kind.RUN))
+    row = Row(1, "a", "main", kind=Kind.RUN)
+    away.park(row)
     monkeypatch.setattr(time, "time", lambda: 1e12)
     assert away.lost() == []
     assert 0 < (away.lost_in() or 0) <= 0.2
     asyncio.run(asyncio.sleep(0.25))
-    assert away.lost() == [1]
+    assert away.lost() == [row]

@@ -18,6 +18,7 @@ from onqueue import acceptor, to
 from played import CRASH, MINDS, OK, playing
 
 from hostguard.core import outcome
+from hostguard.core.clock import now_ms
 from hostguard.core.model import Hold, Reason, Row, State
 from hostguard.core.settings import Level
 from hostguard.pressure.rule import State as PressureState
@@ -137,7 +138,7 @@ class Managed(RuleBasedStateMachine):
         backlog = self.manager.backlog
         for row in list(backlog._later_rows.values()):
             backlog.remove(row.id, row.mind, row.session)
-            self.manager.requeue(Row(row.id, row.mind, row.session))
+            self.manager.backlog.add(Row(row.id, row.mind, row.session), now_ms())
         self.manager.pump()
 
     def running(self):

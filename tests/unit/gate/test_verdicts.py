@@ -257,7 +257,7 @@ def test_a_mind_that_is_up_again_is_offered_its_rows_and_turns(guarded):
         guard.availability.up("a")
         guard.redrive.send(Redrive("a"))
         assert (guard.begun, guard.driver.fed) == ([1], ["x.scope"])
-        guard.dispatcher.reopen("a")
+        guard.dispatcher.redrive(Redrive("a"))
         assert guard.driver.fed[1:] == ["x.scope", "t1.scope"]
 
     guarded(work)
