@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
     guard.config, guard.minds, kernel.systemd, guard.daemon, guard.place, kernel.cgroup, disk.device,
     guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi, guard.cap,
-    guard.strays, disk.file_system, disk.space, disk.dirty, disk.swap, disk.journal, kernel.hung_task,
+    guard.strays, disk.file_system, disk.space, disk.dirty_pages, disk.swap, disk.journal, kernel.hung_task,
 )  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def examine(host: Host) -> list[Check]:
     """Run all checks, the worst result first; without systemd only that check, as the others depend on it."""
     checks = CHECKS if host.systemd is not None else (kernel.systemd,)
     order = list(Level)
-    return sorted((check(host) for check in checks), key=lambda check: order.index(check.level))
+    found = [replace(check(host), name=check.__name__) for check in checks]
+    return sorted(found, key=lambda check: order.index(check.level))
 
 
 def this_host() -> Host:

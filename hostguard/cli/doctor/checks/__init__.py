@@ -25,7 +25,10 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `name` is stable. `mend` is the fix: shell commands for root, other steps as comments."""
+    """One finding. `mend` is the fix: shell commands for root, other steps as comments.
+
+    `name` is stable: it is that of the check's function, and `examine` adds it.
+    """
 
     name: str
     level: Level
@@ -34,19 +37,19 @@ class Check:
     mend: tuple[str, ...] = ()
 
 
-def ok(name: str, found: str) -> Check:
+def ok(found: str) -> Check:
     """A check that passed."""
-    return Check(name, Level.OK, found)
+    return Check("", Level.OK, found)
 
 
-def warning(name: str, found: str, why: str = "", *mend: str) -> Check:
+def warning(found: str, why: str = "", *mend: str) -> Check:
     """A check with a warning."""
-    return Check(name, Level.WARNING, found, why, mend)
+    return Check("", Level.WARNING, found, why, mend)
 
 
-def problem(name: str, found: str, why: str = "", *mend: str) -> Check:
+def problem(found: str, why: str = "", *mend: str) -> Check:
     """A check with a problem."""
-    return Check(name, Level.PROBLEM, found, why, mend)
+    return Check("", Level.PROBLEM, found, why, mend)
 
 
 @dataclass(frozen=True, slots=True)

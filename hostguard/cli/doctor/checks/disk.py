@@ -21,9 +21,8 @@ def device(host: Host) -> Check:
     """The disk to guard is known."""
     found = host.device
     if found.node is not None or host.config.device_path == "none":
-        return ok("device", found.reason)
+        return ok(found.reason)
     return problem(
-        "device",
         found.reason,
         "No disk limit can be set, and pressure cannot watch the disk.",
         "lsblk -s    # shows the disks",
@@ -37,9 +36,9 @@ def scheduler(host: Host) -> Check:
     kernel, name = host.kernel, host.device.name
     if kernel.weighs is not None or not any(limits.io_weight for limits in configured(host.config)):
         weighs = f", weights applied by {kernel.weighs}" if kernel.weighs else ""
-        return ok("scheduler", f"{kernel.scheduler or 'unknown'}{weighs}")
+        return ok(f"{kernel.scheduler or 'unknown'}{weighs}")
     if name is None or "io" not in kernel.controllers:
-        return ok("scheduler", "irrelevant: weights have no effect")
+        return ok("irrelevant: weights have no effect")
     why = (
         "io_weight needs the scheduler BFQ, or iocost. BFQ suits SD cards, USB disks and hard disks. On a"
         " fast NVMe disk it costs more than it gains: remove io_weight and use write_bandwidth instead."
@@ -48,10 +47,10 @@ def scheduler(host: Host) -> Check:
     found = f"{has}, which does not support weights: io_weight has no effect"
     if not _has_bfq(host, name):
         mend = "# this kernel has no BFQ: use write_bandwidth instead of io_weight"
-        return problem("scheduler", found, why, mend)
+        return problem(found, why, mend)
     rule = f'ACTION=="add|change", KERNEL=="{name}", ATTR{{queue/scheduler}}="bfq"'
     return problem(
-        "scheduler", found, why, f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
+        found, why, f"echo '{rule}' >/etc/udev/rules.d/90-hostguard.rules",
         f"udevadm control --reload; udevadm trigger --action=change /sys/block/{name}",
     )  # fmt: skip
 
@@ -68,14 +67,12 @@ def file_system(host: Host) -> Check:
     state = host.mount_of(str(paths.STATE))
     if state is not None and "ro" in state.options:
         return problem(
-            "file_system",
             f"{state.place}, which holds the queue, is read-only",
             "The kernel makes ext4 read-only after disk errors: the card may be failing.",
             "dmesg -l err,warn | tail -50    # then run fsck at the next boot, or replace the card",
         )
     if state is not None and state.kind in ("tmpfs", "ramfs"):
         return warning(
-            "file_system",
             f"the queue in {paths.STATE} is in memory ({state.kind} on {state.place})",
             "Accepted messages are lost at power-off.",
             f"# mount a disk at {paths.STATE}",
@@ -97,13 +94,12 @@ def file_system(host: Host) -> Check:
     if slowing:
         mount, option = slowing[0]
         return warning(
-            "file_system",
             ", ".join(f"{mount.place} is mounted with {option}" for mount, option in slowing),
             f"With {option} {reasons[option]}.",
             f"# remove {option} from the line of {mount.place} in /etc/fstab",
             f"mount -o remount {mount.place}",
         )
-    return ok("file_system", f"{state.kind} on {state.place}" if state else "unknown")
+    return ok(f"{state.kind} on {state.place}" if state else "unknown")
 
 
 def space(host: Host) -> Check:
@@ -111,10 +107,9 @@ def space(host: Host) -> Check:
     free, total = host.free
     text = f"{free >> 20} of {total >> 20} MiB free at {paths.STATE}"
     if free >= SPARE[1] or not total:
-        return ok("space", text)
+        return ok(text)
     report = problem if free < SPARE[0] else warning
     return report(
-        "space",
         text,
         "Without free space no message is accepted. A full card is slow: it reclaims space at each write.",
         "journalctl --vacuum-size=50M; apt-get clean",
@@ -122,7 +117,7 @@ def space(host: Host) -> Check:
     )
 
 
-def dirty(host: Host) -> Check:
+def dirty_pages(host: Host) -> Check:
     """The kernel caches no more unwritten data than a slow disk writes in some seconds."""
     fixed = int(host.text("/proc/sys/vm/dirty_bytes").strip() or 0)
     ratio = int(host.text("/proc/sys/vm/dirty_ratio").strip() or 20)
@@ -130,9 +125,8 @@ def dirty(host: Host) -> Check:
     limit = fixed or (int(memory[1]) * 1024 * ratio // 100 if memory else 0)
     setting = f"vm.dirty_bytes = {fixed}" if fixed else f"vm.dirty_ratio = {ratio}"
     if not host.slow or limit <= SPEED * FLUSH_S:
-        return ok("dirty_pages", setting)
+        return ok(setting)
     return warning(
-        "dirty_pages",
         f"{setting} lets {limit // 1_000_000} MB of writes wait in memory: {limit // SPEED} s for a card",
         "A program that calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes"
         " settings override the _ratio ones.",
@@ -147,16 +141,15 @@ def swap(host: Host) -> Check:
     entries = (line.split() for line in host.text("/proc/swaps").splitlines()[1:])
     on_disk = [entry for entry in entries if name and _disk_of_swap(host, entry[0], entry[1]) == name]
     if not on_disk:
-        return ok("swap", f"none on {name}" if name else "unknown")
+        return ok(f"none on {name}" if name else "unknown")
     place, _kind, _size, used = on_disk[0][:4]
     found = f"swap is on {name} ({place}, {int(used) >> 10} MiB used)"
     if not host.slow:
-        return ok("swap", found)
+        return ok(found)
     mend = f"swapoff {place}    # and remove it from /etc/fstab; apt-get install systemd-zram-generator"
     if host.exists("/etc/dphys-swapfile"):
         mend = "systemctl disable --now dphys-swapfile; apt-get install systemd-zram-generator"
     return warning(
-        "swap",
         found,
         "When memory is short, every task waits for the disk that turns use, and swapping is not limited.",
         mend,
@@ -182,10 +175,9 @@ def journal(host: Host) -> Check:
     mount = host.mount_of("/var/log/journal")
     on_disk = mount is not None and mount.place in [one.place for one in mounts_on(host.device, host.root)]
     if not (kept and on_disk and host.slow):
-        return ok("journal", "on the disk" if kept else "in memory")
+        return ok("on the disk" if kept else "in memory")
     drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts after that of Raspberry Pi OS, 40-
     return warning(
-        "journal",
         f"the journal is written to {host.device.name}",
         "When the card stalls, journald and every program that logs stall too. A journal in memory costs no"
         " writes, but a reboot loses it, including the messages before a crash.",

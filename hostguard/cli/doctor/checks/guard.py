@@ -20,13 +20,12 @@ def config(host: Host) -> Check:
     """The configuration is valid."""
     if not host.faults:
         sources = host.config.sources
-        return ok("config", f"read {', '.join(sources)}" if sources else "no file: the defaults apply")
+        return ok(f"read {', '.join(sources)}" if sources else "no file: the defaults apply")
     unread = [fault for fault in host.faults if fault.endswith(os.strerror(errno.EACCES))]
     if unread:  # root can read everything
         why = "The other checks use the defaults."
-        return warning("config", f"no permission to read it: {unread[0]}", why, "sudo hostguard doctor")
+        return warning(f"no permission to read it: {unread[0]}", why, "sudo hostguard doctor")
     return problem(
-        "config",
         host.faults[0] + (f" (and {len(host.faults) - 1} more)" if len(host.faults) > 1 else ""),
         "The guard does not start with it, and rejects it on reload. The other checks use the defaults.",
         "hostguard config check",
@@ -36,13 +35,13 @@ def config(host: Host) -> Check:
 def minds(host: Host) -> Check:
     """At least one mind is configured; otherwise this is the first run, or the wrong host."""
     if host.config.minds or host.faults:
-        return ok("minds", ", ".join(host.config.minds) or "unknown")
+        return ok(", ".join(host.config.minds) or "unknown")
     steps = (
         "hostguard setup    # limits that suit this host",
         "hostguard mind add NAME ...    # a command, a server or a Volute mind",
         "hostguard reload",
     )
-    return warning("minds", "no mind is configured", "There is nothing to guard yet.", *steps)
+    return warning("no mind is configured", "There is nothing to guard yet.", *steps)
 
 
 def daemon(host: Host) -> Check:
@@ -50,42 +49,41 @@ def daemon(host: Host) -> Check:
     status = host.daemon
     if status is None:
         if host.denied:
-            return warning("daemon", host.daemon_fault, "", "sudo hostguard doctor")
+            return warning(host.daemon_fault, "", "sudo hostguard doctor")
         unit = "--user-unit" if host.user else "--unit"
         log = f"journalctl {unit} hostguard -n 20"
         if host.daemon_fault:
             why = "It runs but does not work: no message is accepted and no turn starts."
-            return problem("daemon", host.daemon_fault, why, log)
+            return problem(host.daemon_fault, why, log)
         start = (f"{host.systemctl} enable --now hostguard", f"{log}    # if it fails")
-        return problem("daemon", "it is not running", "No turn is limited.", *start)
+        return problem("it is not running", "No turn is limited.", *start)
     if status["state"] == "no_systemd":
         mend = f"{host.systemctl} status dbus; {host.systemctl} restart hostguard"
-        return problem("daemon", "it cannot reach systemd", "It starts no turn that it cannot count.", mend)
+        return problem("it cannot reach systemd", "It starts no turn that it cannot count.", mend)
     if status["problems"]:
         text = "; ".join(problem["text"] for problem in status["problems"])
-        return problem("daemon", text, "", "journalctl -t hostguardd -p warning -b")
+        return problem(text, "", "journalctl -t hostguardd -p warning -b")
     links = [f"{place}/systemd/system/multi-user.target.wants/hostguard.service" for place in UNIT_FILES]
     if not host.user and not any(map(host.exists, links)):
-        return warning("daemon", "it runs, but will not start at boot", "", "systemctl enable hostguard")
-    return ok("daemon", f"{status['state']}, version {status['version']}")
+        return warning("it runs, but will not start at boot", "", "systemctl enable hostguard")
+    return ok(f"{status['state']}, version {status['version']}")
 
 
 def place(host: Host) -> Check:
     """The guard is outside the slice that it limits."""
     if not host.exists(f"{MOUNT}/{SLICE}/hostguard.service"):
-        return ok("place", f"outside {SLICE}")
+        return ok(f"outside {SLICE}")
     why = "The limits of the turns apply to it too: it cannot act when it must."
     mend = ("systemctl edit hostguard    # remove Slice=", "systemctl restart hostguard")
-    return problem("place", f"hostguard.service is in {SLICE}", why, *mend)
+    return problem(f"hostguard.service is in {SLICE}", why, *mend)
 
 
 def cap(host: Host) -> Check:
     """There is a cap if the disk is slow."""
     limit = host.config.global_concurrent_turns if host.daemon is None else host.daemon["cap"]
     if limit is not None or not host.slow:
-        return ok("cap", "unlimited" if limit is None else f"{limit} turns")
+        return ok("unlimited" if limit is None else f"{limit} turns")
     return warning(
-        "cap",
         f"no cap is set, and {host.device.name} is slow",
         "Without a cap, the guard acts only after the disk has become slow. A cap costs no throughput on an"
         " SD card, which is the bottleneck either way (24 turns: 18 s all at once, 17 s two at a time).",
@@ -105,7 +103,7 @@ def limits(host: Host) -> Check:
     if not weak:
         names = ", ".join(verdict.limit for verdict in verdicts)
         sure = all(verdict.label is Label.ENFORCED for verdict in verdicts)
-        return ok("limits", f"{names}{'' if sure else ', not read back yet'}" if names else "none set")
+        return ok(f"{names}{'' if sure else ', not read back yet'}" if names else "none set")
     inert = any(verdict.label is Label.INERT for verdict in weak)
     groups: dict[tuple[Label, str], list[str]] = {}
     for verdict in weak:
@@ -114,17 +112,16 @@ def limits(host: Host) -> Check:
     found = "; ".join(f"{', '.join(names)} {acts[label]} ({why})" for (label, why), names in groups.items())
     why = "A limit without effect is worse than none, because somebody relies on it."
     mend = "# fix the findings about controllers, scheduler or device, or remove the limit"
-    return (problem if inert else warning)("limits", found, why, mend)
+    return (problem if inert else warning)(found, why, mend)
 
 
 def strays(host: Host) -> Check:
     """The processes of minds are in the slice, where they are limited and counted."""
     found = [f"{pid} {name} in {unit}" for pid, name, unit in _strays(host)]
     if not found:
-        return ok("strays", f"no process of a mind outside {SLICE}")
+        return ok(f"no process of a mind outside {SLICE}")
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return warning(
-        "strays",
         f"processes of minds outside {SLICE}: {', '.join(found[:SHOWN])}{more}",
         "They are not limited, and take no slot while they write. A service, cron or systemd-run started"
         " them. The server of a resident mind belongs outside: set its service as the unit of the mind.",

@@ -15,11 +15,11 @@ def systemd(host: Host) -> Check:
     """systemd runs, in a version that is tested."""
     if host.systemd is None:
         why = "Every turn is a systemd scope. hostguard cannot work in a container."
-        return problem("systemd", "this host does not run systemd", why)
+        return problem("this host does not run systemd", why)
     if host.systemd < TESTED:
         why = f"hostguard is tested with {TESTED} and newer; older versions support fewer limits for scopes."
-        return warning("systemd", f"version {host.systemd}", why, "# upgrade to Debian 12 or newer")
-    return ok("systemd", f"version {host.systemd}")
+        return warning(f"version {host.systemd}", why, "# upgrade to Debian 12 or newer")
+    return ok(f"version {host.systemd}")
 
 
 def cgroup(host: Host) -> Check:
@@ -34,10 +34,10 @@ def cgroup(host: Host) -> Check:
         remove = f"# remove {' '.join(given)} from the kernel's command line, then reboot"
         mend = (remove,) if given else boot_option(host, "systemd.unified_cgroup_hierarchy=1")
         found = "mounted next to version 1, without controllers" if beside else "not mounted"
-        return problem("cgroup", f"version 2 is {found}", why, *mend)
+        return problem(f"version 2 is {found}", why, *mend)
     if "ro" in top.options:
-        return problem("cgroup", "version 2 is mounted read-only", why, NOT_INSIDE)
-    return ok("cgroup", "version 2")
+        return problem("version 2 is mounted read-only", why, NOT_INSIDE)
+    return ok("version 2")
 
 
 def io_controller(host: Host) -> Check:
@@ -62,21 +62,20 @@ def memory_controller(host: Host) -> Check:
 
 def _controller(host: Host, name: str, limits: list[str], missing: str, why: str, build: str) -> Check:
     if name in host.kernel.controllers:
-        return ok(f"{name}_controller", "available")
+        return ok("available")
     given = configured(host.config)
     inert = [limit for limit in limits if any(getattr(one, limit) is not None for one in given)]
     report = problem if inert else warning
     found = missing + (f": {', '.join(inert)} cannot take effect" if inert else "")
-    return report(f"{name}_controller", found, why, *_enable(host, name, build))
+    return report(found, why, *_enable(host, name, build))
 
 
 def psi(host: Host) -> Check:
     """The kernel reports how long tasks wait for I/O."""
     if host.text("/proc/pressure/io"):
-        return ok("psi", "available")
+        return ok("available")
     given = "psi=1" in host.text("/proc/cmdline").split()
     return warning(
-        "psi",
         "/proc/pressure/io does not exist or cannot be read",
         "Pressure is judged by the disk alone: a slow disk counts even if no task waits for it.",
         *(("# this needs a kernel with CONFIG_PSI",) if given else boot_option(host, "psi=1")),
@@ -87,9 +86,8 @@ def hung_task(host: Host) -> Check:
     """A stalled disk does not make the kernel panic."""
     seconds = host.text("/proc/sys/kernel/hung_task_timeout_secs").strip() or "120"
     if host.text("/proc/sys/kernel/hung_task_panic").strip() not in ("1", "2"):
-        return ok("hung_task", "no panic")
+        return ok("no panic")
     return warning(
-        "hung_task",
         f"hung_task_panic is on: a task that waits {seconds} s for the disk makes the kernel panic",
         "Some SD cards stall for more than two minutes and then continue. The guard can handle that.",
         "sysctl -w kernel.hung_task_panic=0    # and remove it from /etc/sysctl.d",
