@@ -29,9 +29,9 @@ class Reading:
     sources: list[str] = field(default_factory=list)
     origin: dict[KeyPath, str] = field(default_factory=dict)
 
-    def refuse(self, path: KeyPath, text: str, source: str | None = None) -> None:
-        """Note a problem with a key; `source` is its file, if `origin` does not have it."""
-        self.problems.append(f"{source or self.origin[path]}: {dotted(path)}: {text}")
+    def refuse(self, path: KeyPath, text: str) -> None:
+        """Note a problem with a key."""
+        self.problems.append(f"{self.origin[path]}: {dotted(path)}: {text}")
 
 
 def build(values: dict[str, Any], reading: Reading) -> Config:

@@ -35,15 +35,14 @@ def load_with_origin(files: Sequence[Path] | None = None) -> tuple[Config, dict[
     merged: dict[str, Any] = {}
     unread = False
     for file in host_files(paths.CONFIG, paths.DROP_INS) if files is None else files:
-        source = str(file)
-        reading.sources.append(source)
+        reading.sources.append(str(file))
         try:
             table = _read(file)
         except ConfigError as error:
             reading.problems += error.problems
             unread = True
         else:
-            _merge(merged, _parse(table, _TREE, (), source, reading))
+            _merge(merged, _parse(table, _TREE, (), reading))
     # References into a file that was not read would only look wrong.
     config = Config() if unread else build(merged, reading)
     if reading.problems:
@@ -120,21 +119,20 @@ def _tree() -> dict[str, Any]:
 _TREE = _tree()
 
 
-def _parse(
-    table: dict[str, Any], tree: dict[str, Any], path: KeyPath, source: str, reading: Reading
-) -> dict[str, Any]:
+def _parse(table: dict[str, Any], tree: dict[str, Any], path: KeyPath, reading: Reading) -> dict[str, Any]:
     """The values of one file's table; invalid ones are left out and noted in `reading`."""
     good: dict[str, Any] = {}
+    source = reading.sources[-1]
     for name, value in table.items():
         here = (*path, name)
+        reading.origin[here] = source
         below = tree.get("*") or tree.get(name)
         fault = NAME_FAULTS[path[0]](name) if "*" in tree else None
         if below is None:
-            reading.refuse(here, _unknown(name, path, tree), source)
+            reading.refuse(here, _unknown(name, path, tree))
         elif fault:
-            reading.refuse(here, fault, source)
+            reading.refuse(here, fault)
         elif isinstance(below, Key):
-            reading.origin[here] = source
             try:
                 good[name] = below.parse(value)
                 if isinstance(value, dict):
@@ -142,12 +140,11 @@ def _parse(
             except ValueError as error:
                 detail = f" ({error})" if str(error) else ""
                 found = "something else" if below.secret else _found(value)
-                reading.refuse(here, f"found {found}{detail}; allowed: {below.allowed}", source)
+                reading.refuse(here, f"found {found}{detail}; allowed: {below.allowed}")
         elif isinstance(value, dict):
-            reading.origin[here] = source
-            good[name] = _parse(value, below, here, source, reading)
+            good[name] = _parse(value, below, here, reading)
         else:
-            reading.refuse(here, f"found {_found(value)}; allowed: a table", source)
+            reading.refuse(here, f"found {_found(value)}; allowed: a table")
     return good
 
 

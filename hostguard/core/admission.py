@@ -1,18 +1,13 @@
-"""The gate's rule: may this row start a turn now? Pure.
-
-It is in core because `hostguard run` asks it, too, while no daemon runs.
-"""
+"""The gate's rule: may this row start a turn now? In core, as `hostguard run` needs no daemon. Pure."""
 
 from __future__ import annotations
 
 from hostguard.core.model import Fold, Hold, HostView, MindView, Reason, Row, Start, Verdict
 
 # Reasons that hold every row that would start a turn, whatever its mind.
-OF_THE_HOST = frozenset(
-    (Reason.PAUSED, Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.GLOBAL_CAP, Reason.PRESSURE)
-)
+OF_THE_HOST = (Reason.PAUSED, Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.GLOBAL_CAP, Reason.PRESSURE)
 # Reasons that hold only the rows of the same session; all others hold the mind's rows.
-OF_THE_SESSION = frozenset((Reason.SESSION_BUSY, Reason.NOT_DUE))
+OF_THE_SESSION = (Reason.SESSION_BUSY, Reason.NOT_DUE)
 
 
 def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:

@@ -1,7 +1,4 @@
-"""Lengths of time, points in time and sizes as people write them, in options and in files alike. Pure.
-
-All functions raise ValueError with a message for people.
-"""
+"""Times and sizes as people write them. All functions raise ValueError with a message for people. Pure."""
 
 from __future__ import annotations
 

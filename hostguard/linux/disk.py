@@ -16,9 +16,6 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hostguard.linux import mounts
-from hostguard.linux.mounts import Mount
-
 SYS = Path("/sys")
 SYSTEMD = Path("/proc/1/root")  # what PID 1 sees
 _ASK = "; set path under [device] to the disk to guard"
@@ -40,6 +37,18 @@ class Device:
 
 
 UNKNOWN = Device(None, None, "not resolved yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One mount: `number` is the device of its file system, "8:2"; `options` are those of both."""
+
+    id: str
+    number: str
+    place: str
+    kind: str
+    source: str
+    options: frozenset[str]
 
 
 def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
@@ -105,6 +114,28 @@ def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
     return Device(None, None, f"{what} btrfs ({source}), whose device {sys_root} does not know{_ASK}")
 
 
+def read_mounts(root: Path = Path("/")) -> list[Mount]:
+    """All mounts, in order: a later one hides an earlier one at the same place. Raises OSError."""
+    return parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
+
+
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """The mounts in the text of /proc/PID/mountinfo."""
+    found = []
+    for line in mountinfo.splitlines():
+        mount, _, file_system = line.partition(" - ")
+        id_, _parent, number, _root, place, options = mount.split(" ")[:6]
+        kind, source, more = file_system.split(" ", 2)
+        both = frozenset(f"{options},{more}".split(","))
+        found.append(Mount(id_, number, _plain(place), kind, _plain(source), both))
+    return found
+
+
+def _plain(text: str) -> str:
+    r"""A field with its octal escapes, such as \040, decoded."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
 def mount_of(place: Path) -> tuple[str, str]:
     """File system type and source of the mount of `place`. Raises OSError."""
     # By the id of the mount: prefixes of the path mislead if one mount hides another.
@@ -114,7 +145,7 @@ def mount_of(place: Path) -> tuple[str, str]:
     finally:
         os.close(handle)
     found = re.search(r"^mnt_id:\s*([0-9]+)$", info, re.MULTILINE)
-    for mount in mounts.read():
+    for mount in read_mounts():
         if found is not None and mount.id == found[1]:
             return mount.kind, mount.source
     return "an unknown file system", "?"
@@ -122,7 +153,7 @@ def mount_of(place: Path) -> tuple[str, str]:
 
 def mounts_on(disk: Device, root: Path = Path("/")) -> list[Mount]:
     """The mounts on a disk; of several at one place only the last, which hides the others. Raises OSError."""
-    places = {mount.place: mount for mount in mounts.read(root)}
+    places = {mount.place: mount for mount in read_mounts(root)}
     return [mount for mount in places.values() if _disk_of(mount, root / "sys") == disk.name]
 
 

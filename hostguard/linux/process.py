@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
@@ -70,11 +71,10 @@ def uid_of(pid: int) -> int:
 def home_of(pid: int) -> Path | None:
     """The process's cgroup."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        own = re.search(r"^0::/?(.*)$", Path(f"/proc/{pid}/cgroup").read_text(), re.MULTILINE)
     except OSError:
         return None
-    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-    return cgroups.ROOT / own.lstrip("/") if own is not None else None
+    return cgroups.ROOT / own[1] if own else None
 
 
 def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from hostguard.core.settings import Level, Settings
 from hostguard.pressure.sample import Sample, ran_backwards, share, took
@@ -33,12 +32,7 @@ CHANGES = 3  # of the cap in a minute, at most ("fewer than 4", vellum-assistant
 PROBES_MAX = 4  # doublings of calm_window: 20 s become at most 5 min 20 s
 SPIKE_SHOWN = 300.0  # seconds for which a slow request is reported
 _ROUNDING = 1e-6  # seconds
-
-
-class _Pace(StrEnum):
-    SLOW = "slow"
-    BETWEEN = "between"
-    FINE = "fine"
+_SLOW, _BETWEEN, _FINE = 1, 0, -1  # the pace of a span: how its seconds count for strain
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +57,7 @@ class State:
     base: Sample | None = None  # the beginning of the span that is judged next
     quiet_since: float | None = None  # requests are in flight, and none has completed since then
     stalled_at: float = -math.inf  # of the last stall
-    pace: _Pace | None = None  # of the span that ended with `last`, if one did
+    pace: int | None = None  # of the span that ended with `last`, if one did
     strain: float = 0.0  # seconds of slow spans less those of fine ones, from 0 to strained_after
     calm: float = 0.0  # seconds of fine spans less those of slow ones, since the last change
     spike: tuple[float, float] | None = None  # Sample.at, and the seconds that a request took or has waited
@@ -137,7 +131,7 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     """Since when nothing completes, and the pace of the span, if one ends here."""
     last, base, disk = state.last, state.base, sample.disk
     if disk is None or last is None or last.disk is None or base is None or base.disk is None:
-        return _paced(state, sample, settings, _Pace.FINE, "there is no disk to watch")
+        return _paced(state, sample, settings, _FINE, "there is no disk to watch")
     if not disk.in_flight:
         quiet = None
     elif disk.completed > last.disk.completed:
@@ -160,14 +154,14 @@ def _judged(state: State, sample: Sample, settings: Settings) -> State:
     if sample.at - base.at < SPAN or (disk.in_flight and not done):
         return state
     if not done:
-        return _paced(state, sample, settings, _Pace.FINE, "no reads or writes")
+        return _paced(state, sample, settings, _FINE, "no reads or writes")
     seconds, waiting = took(base.disk, disk), share(base, sample)
     evidence = f"requests take {_time(seconds)}"
     if waiting is not None:
         evidence += f", tasks wait for I/O {waiting:.0f} % of the time"
     if seconds >= settings.strained_await and (waiting is None or waiting >= settings.strained_psi):
-        return _paced(_noted(state, sample, settings, seconds), sample, settings, _Pace.SLOW, evidence)
-    pace = _Pace.FINE if seconds < settings.calm_await else _Pace.BETWEEN
+        return _paced(_noted(state, sample, settings, seconds), sample, settings, _SLOW, evidence)
+    pace = _FINE if seconds < settings.calm_await else _BETWEEN
     return _paced(state, sample, settings, pace, evidence)
 
 
@@ -179,12 +173,12 @@ def _noted(state: State, sample: Sample, settings: Settings, seconds: float) -> 
     return state if old is state.spike else replace(state, spike=old)
 
 
-def _paced(state: State, sample: Sample, settings: Settings, pace: _Pace, evidence: str) -> State:
+def _paced(state: State, sample: Sample, settings: Settings, pace: int, evidence: str) -> State:
     """A span ended: its seconds count for strain or for calm, and against the other."""
     assert state.base is not None
     span = sample.at - state.base.at
-    slow = {_Pace.SLOW: span, _Pace.FINE: -span}.get(pace, 0.0)
-    if state.spike and pace is not _Pace.SLOW:
+    slow = span * pace
+    if state.spike and pace != _SLOW:
         at, seconds = state.spike
         evidence += f"; slowest recent request {_time(seconds)}, {sample.at - at:.0f} s ago"
     # Without a configured cap only what runs calmly can prove a higher one.
@@ -218,10 +212,10 @@ def _levelled(state: State, sample: Sample, settings: Settings) -> State:
 def _changed(state: State, sample: Sample, settings: Settings) -> State:
     recent = tuple(at for at in state.changes if at > sample.at - MINUTE)
     state = replace(state, changes=recent)
-    if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace is _Pace.SLOW):
+    if state.stalled_at == sample.at or (state.level is Level.STRAINED and state.pace == _SLOW):
         held_off = sample.at - state.cut_at < settings.hold_off
         return state if held_off or len(recent) >= CHANGES else _cut(state, sample)
-    if state.pace is not _Pace.FINE or state.calm < _window(state, settings) - _ROUNDING:
+    if state.pace != _FINE or state.calm < _window(state, settings) - _ROUNDING:
         return state
     if state.cap is None:
         return replace(state, failed=None)  # as many ran as at the last cut, calmly

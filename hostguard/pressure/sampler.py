@@ -55,7 +55,8 @@ class Sampler:
             folder = self._sys / "block" / self._name
             stat = [int(text) for text in (folder / "stat").read_text().split()]
             reads, writes = (int(text) for text in (folder / "inflight").read_text().split())
-            disk = Disk(
+            self.disk_reason = OK
+            return Disk(
                 reads=found.read_count,
                 writes=found.write_count,
                 read_ms=found.read_time,
@@ -70,12 +71,9 @@ class Sampler:
             )
         except KeyError:
             self.disk_reason = f"the kernel no longer has {self._name}"
-            return None
         except (OSError, ValueError, IndexError, NotImplementedError) as error:
             self.disk_reason = f"{self._name} cannot be read: {error}"
-            return None
-        self.disk_reason = OK
-        return disk
+        return None
 
 
 def _psi(waited: int | None) -> Psi | None:

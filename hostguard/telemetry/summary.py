@@ -1,7 +1,4 @@
-"""Summarizes a span of time from what is stored, in memory and live. Pure.
-
-The span is cut into equal steps; everything over time is a list with a value for each step.
-"""
+"""Summarizes a span of time, cut into equal steps, from what is stored, in memory and live. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ STEPS_MAX = 168  # a week of hours; as many as a phone can show
 _MINUTE, _DAY = 60_000, 86_400_000
 WIDTHS = (10_000, 30_000, *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)), _DAY)
 SPAN_MAX = 35 * _DAY  # as long as anything is stored: see timeline_rows.py
+USED = ("cpu_ms", "read_bytes", "write_bytes")
 SERIES = 7  # minds with a series of their own: more colours are hard to distinguish
 
 
@@ -35,9 +33,9 @@ class _Mind:
     write_bytes: int | None = None
     busy: list[float] = field(default_factory=list)  # turns at a time in each step
 
-    def use(self, amounts: Mapping[str, int | None]) -> None:
+    def use(self, amounts: Mapping[str, Any]) -> None:
         """Add the known usage of a turn."""
-        for name in ("cpu_ms", "read_bytes", "write_bytes"):
+        for name in USED:
             if (amount := amounts[name]) is not None:
                 setattr(self, name, (getattr(self, name) or 0) + amount)
 
@@ -79,7 +77,7 @@ def make(
         if row.starts:
             one.turns += 1
             one.failed += row.failed
-            one.use({"cpu_ms": row.cpu_ms, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes})
+            one.use(row._asdict())
             _run(one, row.started_at, row.ended_at, begin, width)
     for turn in status["live"]:
         one = mind(turn["mind"])
@@ -121,15 +119,10 @@ def _shown(name: str, mind: _Mind) -> Json:
     held = sorted(mind.held)
     return {
         "name": name,
-        "turns": mind.turns,
-        "failed": mind.failed,
+        **{key: getattr(mind, key) for key in ("turns", "failed", "run_ms", *USED)},
         "held_p50_ms": quantile(held, 0.5),
         "held_p95_ms": quantile(held, 0.95),
         "held_for": mind.reasons.most_common(1)[0][0] if mind.reasons else None,
-        "run_ms": mind.run_ms,
-        "cpu_ms": mind.cpu_ms,
-        "read_bytes": mind.read_bytes,
-        "write_bytes": mind.write_bytes,
     }
 
 

@@ -17,7 +17,9 @@ QUICK_MS = 1.0  # at the bottom of the chart of the disk, whose scale is logarit
 def over_time(report: Any) -> str:
     """All charts, with the same time axis."""
     step = duration(report["step_ms"] / 1000)
-    chart, top = charts.turns(report, lambda at: _described(report, at), _title(report))
+    names = ", ".join(map(safe, _names(report))) or "none"
+    title = f"Turns at a time over the last {duration(report['span_ms'] / 1000)}, of these minds: {names}."
+    chart, top = charts.turns(report, lambda at: _described(report, at), title)
     held = [value or 0 for value in report["held"]]
     waits = [value or 0 for value in report["await_ms"]]
     most, slowest = max(held, default=0), max(10.0, *waits) if waits else 10.0
@@ -95,11 +97,6 @@ def _keys(report: Any) -> str:
         for at, name in enumerate(_names(report))
     )
     return f'<ul class="keys" aria-label="Minds in the chart">{items}</ul>'
-
-
-def _title(report: Any) -> str:
-    names = ", ".join(safe(name) for name in _names(report)) or "none"
-    return f"Turns at a time over the last {duration(report['span_ms'] / 1000)}, of these minds: {names}."
 
 
 def _pressure(report: Any) -> str:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from hostguard.linux import disk as device
-from hostguard.linux import mounts
-from hostguard.linux.disk import Device
-from hostguard.linux.mounts import Mount
+from hostguard.linux.disk import Device, Mount, parse_mounts, read_mounts
 
 NODE = os.makedev(8, 250)  # sd's major: only ever looked up in a tree of a test
 
@@ -211,7 +209,7 @@ MOUNTINFO = r"""22 27 0:21 / /proc rw,relatime - proc proc rw
     ],
 )
 def test_mountinfo(line: int, expected: Mount, why: str) -> None:
-    assert mounts.parse(MOUNTINFO)[line] == expected, why
+    assert parse_mounts(MOUNTINFO)[line] == expected, why
 
 
 # -- on the machine itself
@@ -282,3 +280,22 @@ def test_a_named_path_that_is_not_there_is_not_its_parents_disk(tmp_path: Path) 
     chosen = device.choose(str(tmp_path / "mmcblk9"), tmp_path)
     assert (chosen.node, chosen.name) == (None, None)
     assert f"there is no {tmp_path / 'mmcblk9'}" in chosen.reason
+
+
+MOUNTS = r"""36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 - ext3 /dev/ro\134ot rw,errors=continue
+40 35 0:44 / /proc ro,nosuid shared:13 shared:14 - proc proc rw
+41 35 0:45 / /bare rw - tmpfs  rw
+"""
+
+
+def test_fields_escapes_and_options_of_both():
+    first, second, third = parse_mounts(MOUNTS)
+    assert first == Mount(
+        "36", "98:0", "/mnt 2", "ext3", "/dev/ro\\ot", frozenset(("rw", "noatime", "errors=continue"))
+    )
+    assert (second.place, second.options) == ("/proc", frozenset(("ro", "nosuid", "rw")))
+    assert (third.place, third.source) == ("/bare", "")
+
+
+def test_this_machine_has_a_root():
+    assert "/" in {mount.place for mount in read_mounts()}

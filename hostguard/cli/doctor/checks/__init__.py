@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.core.model import Config
-from hostguard.linux import mounts
-from hostguard.linux.disk import Device
+from hostguard.linux.disk import Device, Mount, read_mounts
 from hostguard.linux.limits import Kernel
-from hostguard.linux.mounts import Mount
 
 
 class Level(StrEnum):
@@ -88,7 +86,7 @@ class Host:
         """The mount that contains the path, by its name."""
         inside = [
             mount
-            for mount in mounts.read(self.root)
+            for mount in read_mounts(self.root)
             if mount.place == "/" or f"{path}/".startswith(f"{mount.place}/")
         ]
         # The last one with the longest name hides the others.

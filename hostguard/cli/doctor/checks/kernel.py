@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hostguard.cli.doctor.checks import Check, Host, boot_option, ok, problem, warning
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
+from hostguard.linux.disk import read_mounts
 from hostguard.linux.limits import FILES, IO_MAX, configured
-from hostguard.linux.mounts import read
 
 NOT_INSIDE = "# run the guard on the host, not in a container"
 TESTED = 252  # the oldest systemd that hostguard is tested with, that of Debian 12
@@ -24,7 +24,7 @@ def systemd(host: Host) -> Check:
 
 def cgroup(host: Host) -> Check:
     """cgroup version 2 is mounted alone, and writable."""
-    places = {mount.place: mount for mount in read(host.root)}
+    places = {mount.place: mount for mount in read_mounts(host.root)}
     top = places.get(MOUNT)
     why = "Limits and the detection of a turn's end need cgroup version 2."
     if top is None or top.kind != "cgroup2":
