@@ -197,20 +197,15 @@ def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
     number = _text(block / "dev").strip() or None
     chosen = re.search(r"\[(\S+)\]", _text(block / "queue/scheduler"))
     qos = _lines(_text(cgroups.find_root(root) / "io.cost.qos")).get(number or "", "")
-    return Kernel(
-        disk,
-        number,
-        controllers,
-        chosen[1] if chosen else None,
-        "enable=1" in qos.split(),
-        tuple(
-            f"{mount.kind} on {mount.place}"
-            for mount in mounts_on(disk, root)
-            if mount.kind not in ATTRIBUTING
-            and "ro" not in mount.options
-            and not mount.place.startswith(("/boot", "/efi"))
-        ),
+    unattributed = tuple(
+        f"{mount.kind} on {mount.place}"
+        for mount in mounts_on(disk, root)
+        if mount.kind not in ATTRIBUTING
+        and "ro" not in mount.options
+        and not mount.place.startswith(("/boot", "/efi"))
     )
+    scheduler = chosen[1] if chosen else None
+    return Kernel(disk, number, controllers, scheduler, "enable=1" in qos.split(), unattributed)
 
 
 def read_applied(cgroup: Path, kernel: Kernel) -> Applied | None:
@@ -223,13 +218,9 @@ def read_applied(cgroup: Path, kernel: Kernel) -> Applied | None:
     }
     if not (cgroup / "cgroup.events").exists():
         return None
-    return Applied(
-        frozenset(controllers.split()),
-        {key: int(value) for key, _, value in pairs if value.isdecimal()},
-        _weight_of(cgroup, kernel),
-        next((_weight_of(above, kernel) for above in cgroup.parents if above.name == SLICE), None),
-        values,
-    )
+    of_disk = {key: int(value) for key, _, value in pairs if value.isdecimal()}
+    above = next((_weight_of(above, kernel) for above in cgroup.parents if above.name == SLICE), None)
+    return Applied(frozenset(controllers.split()), of_disk, _weight_of(cgroup, kernel), above, values)
 
 
 def _weight_of(cgroup: Path, kernel: Kernel) -> int | None:

@@ -112,19 +112,12 @@ def _doubt(state: State, sample: Sample, settings: Settings) -> str | None:
 def _again(state: State, sample: Sample, doubt: str) -> State:
     """Restart all clocks at this sample; level and cap stay."""
     first = state.last is None
-    in_flight = sample.disk is not None and sample.disk.in_flight > 0
-    return replace(
-        state,
-        since=sample.at if first else state.since,
-        evidence=doubt,
-        seen_at=sample.at if first or sample.disk else state.seen_at,
-        base=sample,
-        quiet_since=sample.at if in_flight else None,
-        stalled_at=sample.at if state.level is Level.STALLED else state.stalled_at,
-        pace=None,
-        strain=0.0,
-        calm=0.0,
-    )
+    since = sample.at if first else state.since
+    seen_at = sample.at if first or sample.disk else state.seen_at
+    quiet_since = sample.at if sample.disk is not None and sample.disk.in_flight > 0 else None
+    stalled_at = sample.at if state.level is Level.STALLED else state.stalled_at
+    state = replace(state, since=since, seen_at=seen_at, quiet_since=quiet_since, stalled_at=stalled_at)
+    return replace(state, evidence=doubt, base=sample, pace=None, strain=0.0, calm=0.0)
 
 
 def _judged(state: State, sample: Sample, settings: Settings) -> State:
@@ -183,14 +176,9 @@ def _paced(state: State, sample: Sample, settings: Settings, pace: int, evidence
         evidence += f"; slowest recent request {_time(seconds)}, {sample.at - at:.0f} s ago"
     # Without a configured cap only what runs calmly can prove a higher one.
     unused = sample.cap is None and state.cap is not None and sample.live < state.cap
-    return replace(
-        state,
-        base=sample,
-        pace=pace,
-        evidence=evidence,
-        strain=min(max(state.strain + slow, 0.0), settings.strained_after),
-        calm=state.calm if unused and slow < 0 else max(state.calm - slow, 0.0),
-    )
+    strain = min(max(state.strain + slow, 0.0), settings.strained_after)
+    calm = state.calm if unused and slow < 0 else max(state.calm - slow, 0.0)
+    return replace(state, base=sample, pace=pace, evidence=evidence, strain=strain, calm=calm)
 
 
 def _levelled(state: State, sample: Sample, settings: Settings) -> State:
@@ -229,18 +217,10 @@ def _cut(state: State, sample: Sample) -> State:
     cap = max(ran // 2, state.floor)
     if not ran or (allowed is not None and cap >= allowed):
         return state  # nothing of ours runs, or the cap is at the floor
-    failures = 0 if state.failed is None else state.failures + state.risen
-    return replace(
-        state,
-        cap=cap,
-        calm=0.0,
-        changes=(*state.changes, sample.at),
-        cut_at=sample.at,
-        top=ran if state.cap is None else state.top,
-        failed=ran,
-        failures=min(failures, PROBES_MAX),
-        risen=False,
-    )
+    top = ran if state.cap is None else state.top
+    failures = 0 if state.failed is None else min(state.failures + state.risen, PROBES_MAX)
+    state = replace(state, cap=cap, calm=0.0, changes=(*state.changes, sample.at), cut_at=sample.at)
+    return replace(state, top=top, failed=ran, failures=failures, risen=False)
 
 
 def _raised(state: State, sample: Sample) -> State:

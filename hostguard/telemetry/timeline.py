@@ -137,15 +137,11 @@ class Timeline:
             known = Incident(now, None, 0, "", None, trouble.configured, 0, None)
             self.incidents.append(known)
         worse = seen.level > known.level or (seen.level == known.level and trouble.evidence)
-        self.incidents[-1] = replace(
-            known,
-            until=None,
-            level=max(known.level, seen.level),
-            evidence=trouble.evidence if worse else known.evidence,
-            cap=Seen(cap=known.cap).worst(seen).cap,
-            frozen=max(known.frozen, trouble.frozen),
-            tightened=trouble.tightened if trouble.tightened is not None else known.tightened,
-        )
+        level, evidence = max(known.level, seen.level), trouble.evidence if worse else known.evidence
+        known = replace(known, until=None, level=level, evidence=evidence)
+        cap, frozen = Seen(cap=known.cap).worst(seen).cap, max(known.frozen, trouble.frozen)
+        tightened = known.tightened if trouble.tightened is None else trouble.tightened
+        self.incidents[-1] = replace(known, cap=cap, frozen=frozen, tightened=tightened)
 
 
 def _grain(at: int) -> int:
