@@ -117,6 +117,7 @@ def schedule_fault(table: Mapping[str, Any], minds: Mapping[str, Mind]) -> str |
 def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Reading) -> Mind:
     own = {key: value for key, value in table.items() if key not in ("user", "turn", "wake_on")}
     own["wake_on"] = WakeOn(**table.get("wake_on", {}))
+    own["limits"] = Limits(**{**turn, **table.get("turn", {})})
     place = ("minds", name)
     if "command" in table and "url" in table:
         reading.refuse((*place, "url"), "a mind has a command or a url, not both")
@@ -124,33 +125,25 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
         if key in table and "url" not in table:
             reading.refuse((*place, key), "only a mind with a url can have it")
     if "routes" in table and "user" not in table:
-        reading.refuse(
-            (*place, "routes"), "a mind with routes needs a user, to write the files that routes name"
-        )
-    limits = Limits(**{**turn, **table.get("turn", {})})
+        text = "a mind with routes needs a user, to write the files that routes name"
+        reading.refuse((*place, "routes"), text)
     user = table.get("user")
     if user is None:
         if "command" in table and ("minds", name, "user") not in reading.origin:
             reading.refuse(("minds", name), "user is missing: the user of this host that runs the command")
-        return Mind(name, limits=limits, **own)
+        return Mind(name, **own)
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
         reading.refuse(("minds", name, "user"), f"there is no user {quoted(user)} on this host")
-        return Mind(name, limits=limits, **own)
+        return Mind(name, **own)
     if paths.USER and entry.pw_uid != os.getuid():
         reading.refuse(("minds", name, "user"), "under a user's own service manager all minds are that user")
     # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
     with suppress(OSError):
         GROUPS.read_bytes()
+    groups, shell = tuple(os.getgrouplist(user, entry.pw_gid)), entry.pw_shell or "/bin/sh"
+    own = {"user": user, "directory": entry.pw_dir or "/", **own}
     return Mind(
-        name,
-        user=user,
-        limits=limits,
-        uid=entry.pw_uid,
-        gid=entry.pw_gid,
-        groups=tuple(os.getgrouplist(user, entry.pw_gid)),
-        home=entry.pw_dir,
-        shell=entry.pw_shell or "/bin/sh",
-        **{"directory": entry.pw_dir or "/", **own},
+        name, uid=entry.pw_uid, gid=entry.pw_gid, groups=groups, home=entry.pw_dir, shell=shell, **own
     )

@@ -84,8 +84,7 @@ def for_resident(
     """The body of `POST /message` to a resident mind (volute.md). `instructions` are the session's."""
     payload = told(json.loads(raw))
     payload["session"] = row.session
-    given = [text for text in (instructions, payload.get("instructions")) if text]
-    if given:
+    if given := [text for text in (instructions, payload.get("instructions")) if text]:
         payload["instructions"] = "\n".join(given)
     content = payload.get("content")
     if content is not None and not isinstance(content, str) and not _is_parts(content):
@@ -96,8 +95,7 @@ def for_resident(
 
 def _tell_wait(payload: dict[str, Any], waited_ms: int, behind: str | None) -> None:
     """Add how long the delivery waited, if long: as numbers, and in words to content that a mind reads."""
-    text = note(waited_ms, behind)
-    if text is None:
+    if (text := note(waited_ms, behind)) is None:
         return
     payload["held"] = {"ms": waited_ms, "behind": behind}
     if "batch" in payload:

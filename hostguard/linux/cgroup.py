@@ -133,8 +133,7 @@ class Watch:
         """Stop watching a cgroup, if it is watched."""
         if name in self._later:
             self._later.pop(name).cancel()
-        fd = self._fds.pop(name, None)
-        if fd is not None:
+        if (fd := self._fds.pop(name, None)) is not None:
             del self._files[fd]
             self._epoll.unregister(fd)
             os.close(fd)

@@ -72,8 +72,7 @@ class State:
 def step(state: State, sample: Sample, settings: Settings) -> State:
     """The state after `sample`; its `wait` says when the next sample is due. Never raises."""
     state = _bounded(state, sample, settings)
-    doubt = _doubt(state, sample, settings)
-    if doubt is not None:
+    if doubt := _doubt(state, sample, settings):
         state = _again(state, sample, doubt)
     else:
         state = _changed(_levelled(_judged(state, sample, settings), sample, settings), sample, settings)

@@ -219,8 +219,7 @@ class Systemd:
     def _on_signal(self, member: str, body: list[Any]) -> None:
         if member == "JobRemoved":
             _id, path, unit, result = body
-            job = self._jobs.get(unit)
-            if job is not None:
+            if job := self._jobs.get(unit):
                 job.ended(path, result)
             elif unit in self.followed and result == "done":
                 self._listener.unit_started(unit)
