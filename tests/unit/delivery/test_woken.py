@@ -15,7 +15,7 @@ from hostguard.core.model import Kind, State
 from hostguard.core.signals import MindWoken
 from hostguard.delivery import message as intake
 from hostguard.delivery import sleep
-from hostguard.store.settings import SLEEP, WOKEN
+from hostguard.store.settings import SLEEP, WOKEN, stored
 
 
 def test_what_waited_follows_in_order_once_the_mind_is_awake(tmp_path):
@@ -138,6 +138,16 @@ def test_one_that_was_woken_by_request_stays_awake(tmp_path):
         await asyncio.sleep(1.5)
         assert not host.asleep()
         assert await host.stored() == {}
+
+    on_host(tmp_path, work)
+
+
+def test_a_mind_without_a_service_leaves_no_note_to_start_one(tmp_path):
+    async def work(host):
+        await host.fall_asleep()
+        await host.wake()
+        assert not host.asleep()
+        assert await host.queue.read(stored) == {}
 
     on_host(tmp_path, work)
 

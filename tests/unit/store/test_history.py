@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from onqueue import message, on_queue, put, to
+from until import until
 
 from hostguard.core.model import State
 from hostguard.delivery import batch_rows, quarantine_rows
@@ -21,6 +22,10 @@ async def ended(queue):
         await queue.write(lambda db: None)
     rows = await queue.read(lambda db: deliveries.select(db, tuple(State), None, 0, 10_000))
     return sum(row.state.final and row.state is not State.DEAD for row in rows)
+
+
+def synchronous(db):
+    return db.execute("PRAGMA synchronous").fetchone()[0]
 
 
 def begin(queue, id_):
@@ -178,6 +183,21 @@ def test_it_is_trimmed_by_the_second_when_a_step_was_full(tmp_path, monkeypatch)
         assert not watched.due
 
     on_queue(tmp_path, work)
+
+
+def test_trimming_makes_no_disk_flush_at_a_reload(tmp_path):
+    levels = []
+
+    async def work(queue):
+        keep = queue._history.keep
+        queue._history.keep = lambda db, rows: (levels.append(synchronous(db)), keep(db, rows))
+        await queue.write(lambda db: None, durable=True)
+        queue.keep_history(KEEP)
+        await until(lambda: levels)
+
+    on_queue(tmp_path, work)
+    normal = 1
+    assert levels == [normal]
 
 
 def test_the_file_itself_has_no_trigger(tmp_path):
