@@ -308,6 +308,22 @@ def test_no_watch_leaks(there, tmp_path):
     watching(work, bob=there)
 
 
+def test_no_descriptor_leaks(there, tmp_path):
+    """Whatever becomes of a reading: read, the same as before, no file, too large."""
+
+    async def work(watched):
+        await watched.change()
+        before = os.listdir("/proc/self/fd")
+        (tmp_path / "large").write_bytes(b" " * (ROUTES_MAX + 1))
+        for path in (there, tmp_path, tmp_path / "large"):
+            await watched.files.reload(config(bob=path))
+        await watched.files.reload(config(bob=there))
+        await watched.files.reload(config(bob=there, two=there))
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    watching(work, bob=there)
+
+
 def test_a_close_frees_the_watch(tmp_path):
     found = []
 

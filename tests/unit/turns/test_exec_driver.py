@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+from dataclasses import replace
 
 import pytest
 from turned_on import MIND, keeping, row
 
 from hostguard.core import outcome, paths
-from hostguard.core.model import Kind, LiveTurn, Waited
-from hostguard.turns.exec_driver import ExecDriver
+from hostguard.core.model import NOT_HELD, Kind, LiveTurn, Waited
+from hostguard.turns.exec_driver import ExecDriver, work
 from hostguard.turns.live import Phase, Turn
 
 
@@ -43,6 +46,64 @@ def test_a_command_is_run_for_its_row(monkeypatch, turns):
             await driver.resume(turn, MIND)
 
     asyncio.run(run())
+
+
+DAN = replace(
+    MIND, user="dan", home="/home/dan", shell="/bin/zsh", environment={"LANG": "de_DE.UTF-8", "TOKEN": "x"}
+)
+
+
+def ran(todo):
+    """The standard output of the work, run as a stub runs it."""
+    done = subprocess.run(
+        todo.argv, input=todo.stdin, env=dict(todo.environment), capture_output=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_environment_of_a_command():
+    first = work(DAN, row(7, session="s"), b'{"content":"x"}', Waited(12, None)).environment
+    assert first == {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "de_DE.UTF-8",
+        "TOKEN": "x",
+        "HOME": "/home/dan",
+        "USER": "dan",
+        "LOGNAME": "dan",
+        "SHELL": "/bin/zsh",
+        "HOSTGUARD_MIND": "m",
+        "HOSTGUARD_TURN": "7",
+        "HOSTGUARD_DELIVERY": "7",
+        "HOSTGUARD_SESSION": "s",
+        "HOSTGUARD_CHANNEL": "",
+        "HOSTGUARD_SENDER": "ann",
+        "HOSTGUARD_ATTEMPT": "1",
+        "HOSTGUARD_HELD_MS": "12",
+    }
+    third = row(7, session="s", attempts=2, channel="#c", sender=None)
+    again = work(MIND, third, b'{"content":"x"}', Waited(0, None)).environment
+    assert (again["HOSTGUARD_TURN"], again["HOSTGUARD_ATTEMPT"]) == ("7.2", "3")
+    assert (again["HOSTGUARD_CHANNEL"], again["HOSTGUARD_SENDER"]) == ("#c", "")
+    assert again["LANG"] == "C.UTF-8"
+
+
+def test_a_schedules_script_runs_in_a_shell_and_its_output_is_kept():
+    body = b'{"script":"echo $HOSTGUARD_MIND; cat"}'
+    script = work(DAN, row(7, Kind.SCRIPT, session="$script:x:main"), body, NOT_HELD)
+    assert ran(script) == b"m\n"
+    assert script.capture == 65_536
+
+
+def test_a_file_gets_a_line_more(tmp_path):
+    path = tmp_path / "it's a $file"
+    path.write_text("before\n")
+    body = b'{"content":"x","sender":"ann","channel":"#c"}'
+    append = work(DAN, row(7, Kind.FILE, session=f"$file:{path}"), body, NOT_HELD)
+    assert ran(append) == b""
+    assert append.capture == 0
+    before, line = path.read_text().splitlines()
+    assert before == "before"
+    assert json.loads(line) == {"at": 1000, "channel": "#c", "sender": "ann", "content": "x"}
 
 
 def test_a_record_that_cannot_be_made(turns):
