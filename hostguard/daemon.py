@@ -45,11 +45,10 @@ from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.drivers import Drivers
-from hostguard.gate.gate import Gate
+from hostguard.gate.gate import BacklogRows, Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, boot_id
 from hostguard.gate.recovery import Recovery
-from hostguard.gate.row_source import BacklogRows
 from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
 from hostguard.linux import mlock
@@ -87,9 +86,7 @@ log = logging.getLogger("hostguard")
 USAGE = """usage: hostguardd [--user | --version]
 The daemon, configured in /etc/hostguard/hostguard.toml; with --user that of a user's own service manager."""
 
-# Exit codes of the service, as in systemd.exec(5).
-EXIT_FAILURE = 1
-EXIT_NOTCONFIGURED = 6
+EXIT_FAILURE, EXIT_NOTCONFIGURED = 1, 6  # of the service, as in systemd.exec(5)
 LOCK_S = 5.0  # a daemonless `hostguard run` holds the lock while it starts its scope
 SETTLE_S = 5.0  # for starts under way when we stop
 
@@ -121,20 +118,21 @@ class Parts:
         self.recorder = TimelineRecorder(queue, backlog)
         freezer, throttle = Freezer(live, systemd, events, turn_thawed), Throttle(systemd, slice_throttled)
         self.monitor = Monitor(live, systemd, policy, events, self.recorder, freezer, throttle, redrive)
-        self.gate = Gate(policy, live, scopes, queue, self.monitor, self.availability, run_clients)
-        self.rows, self.routes = BacklogRows(backlog, self.gate, redrive), RouteFiles(routes_changed)
+        self.gate = gate = Gate(policy, live, scopes, queue, self.monitor, self.availability, run_clients)
+        self.rows, self.routes = BacklogRows(backlog, gate, redrive), RouteFiles(routes_changed)
         adoption = Adoption(systemd, scopes.cgroup, mind_died)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
             self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
         )  # fmt: skip
-        self.drivers = drivers = Drivers(ExecDriver(scopes), RunDriver(scopes, run_clients), self.residents)
+        exec_driver, run_driver = ExecDriver(scopes), RunDriver(scopes, run_clients.take)
+        self.drivers = drivers = Drivers(exec_driver, run_driver, self.residents)
         self.starter = Starter(
             policy, live, scopes, drivers, ledger, self.rows, events, session_changed, self.tasks
         )
         self.dispatcher = dispatcher = Dispatcher(
-            backlog, self.gate, self.starter, live, ledger, run_clients, self.availability, events,
+            backlog, gate, self.starter, live, ledger, run_clients, self.availability, events,
             session_changed, self.pumped,
         )  # fmt: skip
         self.recovery = Recovery(queue, ledger, backlog, live, drivers, run_clients, policy, self.tasks)
@@ -156,7 +154,7 @@ class Parts:
         )  # fmt: skip
         self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
         self.deliveries = DeliveryControl(
-            queue, live, backlog, run_clients, ledger, waiters, self.gate, held, dispatcher
+            queue, live, backlog, run_clients, ledger, waiters, gate, held, dispatcher
         )
 
         redrive.subscribe(dispatcher.redrive)
@@ -179,12 +177,10 @@ class Daemon:
     def __init__(self, journal: Journal) -> None:
         self.notifier, self.queue = Notifier(), Queue(paths.DATABASE)
         self.parts = parts = Parts(self.queue, journal)
-        policy, gate, backlog, live = parts.policy, parts.gate, parts.backlog, parts.live
+        policy, gate, backlog, live, held = parts.policy, parts.gate, parts.backlog, parts.live, parts.held
         waiting = Waiting(live, parts.waiters)
-        views = Views(policy, live, parts.scopes, gate, backlog, parts.held, parts.ledger, parts.monitor)
-        metrics = Metrics(
-            policy, live, gate, backlog, parts.held, parts.ledger, parts.monitor, parts.counters
-        )
+        views = Views(policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor)
+        metrics = Metrics(policy, live, gate, backlog, held, parts.ledger, parts.monitor, parts.counters)
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
         reporter = Reporter(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ class Acceptor:
         now = now_ms()
         minds, asleep, routes = self._policy.config.minds, self._policy.sleepy, self._routes
         plans = [planner.plan(minds[mind], asleep(mind), routes(mind), message) for mind in message.minds]
-        wakes = frozenset(plan.target.mind for plan in plans if plan.wake)
+        wakes = {plan.target.mind for plan in plans if plan.wake}
         new = message.new(tuple(plan.target for plan in plans), now)
         return await self.store(new, also=also, wakes=wakes)
 
@@ -89,11 +89,7 @@ class Acceptor:
             raise unavailable("the device accepts no writes; nothing is accepted, try again")
 
     async def store(
-        self,
-        new: New,
-        client: RunClient | None = None,
-        also: Also | None = None,
-        wakes: frozenset[str] = frozenset(),
+        self, new: New, client: RunClient | None = None, also: Also | None = None, wakes: Collection[str] = ()
     ) -> Accepted:
         """Store rows durably, with `also` in the same transaction. `client` waits for the row of a new run.
 
@@ -117,7 +113,7 @@ class Acceptor:
         return self._pending[mind]
 
     async def _store(
-        self, new: New, client: RunClient | None, also: Also | None, wakes: frozenset[str], full: set[str]
+        self, new: New, client: RunClient | None, also: Also | None, wakes: Collection[str], full: set[str]
     ) -> Accepted:
         minds, floor = [target.mind for target in new.targets], self._ledger.floor
 

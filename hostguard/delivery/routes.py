@@ -207,7 +207,8 @@ def route(routes: Routes, mind: str, payload: Fields) -> Routed:
     if isinstance(named, str) and named:
         return _deliver(routes, named, None, None, f"the message names its session, {named}")
     for number, rule in enumerate(routes.rules, 1):
-        if (rule.file and rule.path is None) or not _matches(rule.match, payload):
+        matched = all(_fits(key, wanted, payload) for key, wanted in rule.match.items())
+        if (rule.file and rule.path is None) or not matched:
             continue
         text = f"rule {number} matches"
         if rule.file:
@@ -240,10 +241,6 @@ def instructions(routes: Routes, session: str) -> str | None:
 def _settings(routes: Routes, session: str) -> SessionRule | None:
     name = NEW_PREFIX if session == NEW_SESSION else session
     return next((rule for rule in routes.sessions if matches(rule.pattern, name)), None)
-
-
-def _matches(match: Fields, payload: Fields) -> bool:
-    return all(_fits(key, wanted, payload) for key, wanted in match.items())
 
 
 def _fits(key: str, wanted: Any, payload: Fields) -> bool:

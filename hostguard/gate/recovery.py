@@ -88,12 +88,8 @@ class Recovery:
             if turn.driver is not None and turn in self._live:
                 mind = self._policy.config.minds.get(turn.live.mind)
                 self._tasks.start(turn.driver.resume(turn, mind))
-        log.info(
-            "%d rows queued, %d turns live, read in %.0f ms",
-            len(self._backlog) + self._backlog.later,
-            len(self._live),
-            (time.monotonic() - begun) * 1000,
-        )
+        rows, took_ms = len(self._backlog) + self._backlog.later, (time.monotonic() - begun) * 1000
+        log.info("%d rows queued, %d turns live, read in %.0f ms", rows, len(self._live), took_ms)
         if taken:
             # On a full card this shows that ends cannot be stored; then no waiting row may start.
             with suppress(Unavailable, TimeoutError):
@@ -147,23 +143,17 @@ class Recovery:
         record = exit_record.read_record(turn_id)
         posted = row.posted_at > 0
         driver = self._drivers.choose(row.kind, posted or (record is not None and record.anchor is not None))
-        turn = Turn(
-            LiveTurn(unit, row.mind, row.session, turn_id, takes_input=driver.takes_input),
-            row.started_at or now_ms(),
-            Phase.RUNNING,
-            row,
-            driver,
-            waited=_waited(row),
-            max_turn=mind.limits.max_turn if mind else None,
-            resident=Resident(posted=posted) if driver.takes_input else None,
-        )
+        live = LiveTurn(unit, row.mind, row.session, turn_id, takes_input=driver.takes_input)
+        turn = Turn(live, row.started_at or now_ms(), Phase.RUNNING, row, driver, waited=_waited(row))
+        turn.max_turn = mind.limits.max_turn if mind else None
+        turn.resident = Resident(posted=posted) if driver.takes_input else None
         seen = self._live.turns.get(unit)
         if seen is not None:
             turn.description = seen.description
             self._live.remove(seen)
             self._live.add(turn)  # it is watched by its name already
         else:
-            self._settle(row, turn, driver.end(turn), turn.waited)
+            self._settle(row, turn, driver.end(turn))
         return turn
 
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
@@ -172,13 +162,13 @@ class Recovery:
         if row.posted_at and turn in self._live:
             turn.folded.append((row, _waited(row)))
         elif row.posted_at:
-            self._settle(row, turn, Ending("gone", "its turn ended while the guard was down"), _waited(row))
+            self._settle(row, turn, Ending("gone", "its turn ended while the guard was down"))
         else:
             again = Ending("dismissed", "the guard stopped before the mind confirmed it", back=True)
-            self._settle(row, turn, again, _waited(row))
+            self._settle(row, turn, again)
 
-    def _settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> None:
-        again = self._ledger.settle(row, turn, ending, waited)
+    def _settle(self, row: Delivery, turn: Turn, ending: Ending) -> None:
+        again = self._ledger.settle(row, turn, ending, _waited(row))
         if again is not None:
             self._backlog.add(again, now_ms())
 

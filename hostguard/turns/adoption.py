@@ -236,29 +236,23 @@ class Adoption:
         """Move the scope's processes home. Returns those left in the scope, except the anchor."""
         server, tries = visit.server or await self._servers.find(visit.mind), 0
         while (guests := visit.guests()) and tries < HOME_TRIES:
-            self._learn(visit)
+            ours = [known for pid in guests if (known := process(pid)) is not None]
+            self._sessions |= dict.fromkeys(ours, visit.works_for)
             if server is None or not server.alive():
                 break
-            ours = [known.pid for pid in guests if (known := process(pid)) is not None and server.had(known)]
-            if not ours:
+            pids = [known.pid for known in ours if server.had(known)]
+            if not pids:
                 break
             if tries == FREEZE_TRY:
                 await asyncio.to_thread(_freeze, visit.scope, True)
             try:
-                await server.take_home(self._systemd, ours)  # a process that leaves a frozen scope is thawed
+                await server.take_home(self._systemd, pids)  # a process that leaves a frozen scope is thawed
                 tries += 1
             except SystemdLost:  # the turn lasts until systemd is back
                 await asyncio.sleep(AGAIN_S)
         if guests and tries >= FREEZE_TRY:
             await asyncio.to_thread(_freeze, visit.scope, False)
         return visit.guests()
-
-    def _learn(self, visit: Visit) -> None:
-        """Note that the processes in the scope, including new ones, work for its session."""
-        for pid in visit.guests():
-            found = process(pid)
-            if found is not None:
-                self._sessions[found] = visit.works_for
 
     def _forget_dead(self) -> None:
         if len(self._sessions) > self._forget_at:  # with many minds at each end it would take long

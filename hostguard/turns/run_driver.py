@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from hostguard.core import outcome
@@ -22,19 +23,12 @@ class Caller(Protocol):
         """Send it an event."""
 
 
-class Callers(Protocol):
-    """The callers that wait for a turn."""
-
-    def take(self, id_: int) -> Caller | None:
-        """Remove and return the row's caller."""
-
-
 class RunDriver(TurnDriver):
-    """Moves a caller's process into the turn's scope."""
+    """Moves a caller's process into the turn's scope. `take` removes and returns a row's caller."""
 
-    def __init__(self, scopes: Scopes, callers: Callers) -> None:
+    def __init__(self, scopes: Scopes, take: Callable[[int], Caller | None]) -> None:
         self._scopes = scopes
-        self._callers = callers
+        self._take = take
 
     def prepare(self, turn: Turn) -> bool:
         """Nothing to prepare: the caller itself sees how its command ends."""
@@ -43,7 +37,7 @@ class RunDriver(TurnDriver):
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Move the caller into the scope and let it continue."""
         # A stopped caller gets the reason, too; a paused one keeps waiting.
-        caller = None if turn.revoked and not turn.asked else self._callers.take(row.id)
+        caller = None if turn.revoked and not turn.asked else self._take(row.id)
         if caller is None or not caller.alive():
             reason = "it was paused, or its caller is gone"
             self._scopes.give_up(turn, outcome.Ending("dismissed", reason, back=True))

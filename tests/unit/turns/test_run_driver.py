@@ -29,9 +29,7 @@ def run_of(monkeypatch, work, alive=True):
         async with keeping(monkeypatch) as keeper:
             caller = Caller((await keeper.host.take()).pid, alive)
             waiting = {7: caller}
-            keeper.run_driver = RunDriver(
-                keeper.scopes, type("Callers", (), {"take": lambda _, id_: waiting.pop(id_, None)})()
-            )
+            keeper.run_driver = RunDriver(keeper.scopes, lambda id_: waiting.pop(id_, None))
             delivery = row(7, Kind.RUN)
             turn = keeper.turn("7", delivery, keeper.run_driver)
             keeper.waiting = waiting
