@@ -143,7 +143,5 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
     with suppress(OSError):
         GROUPS.read_bytes()
     groups, shell = tuple(os.getgrouplist(user, entry.pw_gid)), entry.pw_shell or "/bin/sh"
-    own = {"user": user, "directory": entry.pw_dir or "/", **own}
-    return Mind(
-        name, uid=entry.pw_uid, gid=entry.pw_gid, groups=groups, home=entry.pw_dir, shell=shell, **own
-    )
+    own = {"user": user, "home": entry.pw_dir, "directory": entry.pw_dir or "/", **own}
+    return Mind(name, uid=entry.pw_uid, gid=entry.pw_gid, groups=groups, shell=shell, **own)

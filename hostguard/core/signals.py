@@ -36,6 +36,11 @@ class Signal(Generic[Fact]):
                 log.exception("a subscriber failed on %r", fact)
 
 
+@dataclass(frozen=True)
+class _OfMind:
+    mind: str
+
+
 @dataclass(frozen=True, slots=True)
 class SessionChanged:
     """A turn of the session began (`busy`), or ended."""
@@ -67,18 +72,12 @@ class UnitStarted:
     unit: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoutesChanged:
+class RoutesChanged(_OfMind):
     """A mind's routes.json was read and differs from before."""
 
-    mind: str
 
-
-@dataclass(frozen=True, slots=True)
-class MindWoken:
+class MindWoken(_OfMind):
     """A sleeping mind is to be woken for a message."""
-
-    mind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +94,8 @@ class QueueTrouble:
     trouble: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class MindDied:
+class MindDied(_OfMind):
     """The process of a resident mind's server is gone."""
-
-    mind: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,9 +159,8 @@ class Freezer:
         self._thawed[unit] = time.monotonic()
         if unit in self._live.turns:
             self._turn_thawed.send(TurnThawed(unit, seconds))
-            self._emit(
-                Event.THAWED, unit, f"{unit} resumed after {seconds:.1f} s", frozen_ms=int(seconds * 1000)
-            )
+            text, frozen_ms = f"{unit} resumed after {seconds:.1f} s", int(seconds * 1000)
+            self._emit(Event.THAWED, unit, text, frozen_ms=frozen_ms)
 
     def _forget(self, units: Collection[str]) -> None:
         for unit in units:

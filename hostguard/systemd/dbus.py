@@ -144,11 +144,9 @@ class Bus:
         bus.add_message_handler(self._heard)
         lost = asyncio.create_task(self._wait_lost(bus))
         try:
-            manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
-            for rule in (
-                *(f"{manager}'{member}'" for member in SIGNALS),
-                f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'",
-            ):
+            of_manager = f"type='signal',sender='{NAME}',interface='{MANAGER}',member="
+            owner = f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'"
+            for rule in (owner, *(f"{of_manager}'{member}'" for member in SIGNALS)):
                 await self.call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
             await self.call("Subscribe")
             await self._on_connect()
