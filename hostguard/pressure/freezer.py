@@ -47,10 +47,7 @@ def plan(
 
 
 async def thaw_left() -> None:
-    """Thaw what an earlier guard froze, before this one waits for the disk or fails to start.
-
-    The note stays: `Freezer.open` retries what failed here.
-    """
+    """Thaw what an earlier guard froze, before this one may fail to start; `Freezer.open` tries again."""
     units: list[str] = files.recall(paths.FROZEN) or []
 
     async def thaw() -> None:

@@ -1,7 +1,4 @@
-"""What is counted for Prometheus, from the events: a few additions for each. Pure.
-
-All counts begin at 0 when the guard starts; Prometheus takes that for a reset of its counters.
-"""
+"""What is counted for Prometheus, from the events, since the guard started: it expects resets. Pure."""
 
 from __future__ import annotations
 

@@ -17,13 +17,10 @@ ROWS_MAX = 100_000  # newest deliveries that are read: a second's work for a Pi
 
 
 class Ended(NamedTuple):
-    """A delivery whose turn is over; `starts`: it began the turn, others were folded into it.
-
-    Times are ms since the epoch, spans are ms; None = not known.
-    """
+    """A delivery whose turn is over; times are ms since the epoch, spans are ms, None = not known."""
 
     mind: str
-    starts: bool
+    starts: bool  # it began the turn, others were folded into it
     started_at: int
     ended_at: int
     failed: int  # attempts
