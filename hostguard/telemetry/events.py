@@ -18,7 +18,7 @@ BEHIND_MAX = 1000  # a client that reads slower than this loses its connection, 
 
 
 class Event(StrEnum):
-    """Types of events. Each but ACCEPTED is one journal line; their order gives the MESSAGE_IDs."""
+    """Types of events. Each but ACCEPTED is one journal line."""
 
     ACCEPTED = "accepted"
     HELD = "held"
@@ -43,9 +43,29 @@ class Event(StrEnum):
     ENFORCEMENT = "enforcement"  # how far a limit is applied has changed
 
 
-# Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=... A new event comes last.
-_FIRST_ID = 0x6B0E4D2F0A5C4B7C9D1F3A8E52C70411
-MESSAGE_IDS = {event: f"{_FIRST_ID + i:x}" for i, event in enumerate(list(Event)[1:])}
+# Stable for ever, documented in hostguard-api(7): journalctl MESSAGE_ID=...
+MESSAGE_IDS = {
+    Event.HELD: "6b0e4d2f0a5c4b7c9d1f3a8e52c70411",
+    Event.HOLD_ENDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70412",
+    Event.STARTED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70413",
+    Event.ENDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70414",
+    Event.FAILED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70415",
+    Event.DEAD: "6b0e4d2f0a5c4b7c9d1f3a8e52c70416",
+    Event.CANCELLED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70417",
+    Event.EXPIRED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70418",
+    Event.PAUSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70419",
+    Event.RESUMED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041a",
+    Event.LIMIT: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041b",
+    Event.RELOADED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041c",
+    Event.FOLDED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041d",
+    Event.MISSED: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041e",
+    Event.ASLEEP: "6b0e4d2f0a5c4b7c9d1f3a8e52c7041f",
+    Event.AWAKE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70420",
+    Event.PRESSURE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70421",
+    Event.FROZEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70422",
+    Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
+    Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
+}
 _COMMON = ("id", "at", "type", "text")  # to all events
 # Of syslog: error, warning, notice; all others info.
 _PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
