@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
+import threading
 
 import pytest
 
@@ -68,3 +70,14 @@ def test_a_note_is_recalled_until_it_is_empty(tmp_path):
     files.note(file, [])
     assert not file.exists()
     files.note(file, None)
+
+
+def test_a_file_is_locked_for_life_by_one_process_alone(tmp_path):
+    file = tmp_path / "lock"
+    holder = os.open(file, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert not files.lock_for_life(file, 0.1)
+    threading.Timer(0.1, os.close, (holder,)).start()
+    assert files.lock_for_life(file, 5), "it waits"
+    with open(file) as again, pytest.raises(BlockingIOError):
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,3 +65,22 @@ def test_without_a_service_manager_it_says_nothing(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("NOTIFY_SOCKET", path)
         with a_notifier() as notifier:
             notifier.send("READY=1")
+
+
+@pytest.mark.parametrize(("usec", "pid", "times"), [("1000000", None, 2), ("", None, 0), ("1000000", "1", 0)])
+def test_the_watchdog_is_fed_twice_in_its_time_if_it_is_ours(
+    usec: str, pid: str | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", usec)
+    monkeypatch.setenv("WATCHDOG_PID", pid or str(os.getpid()))
+
+    async def scenario() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, a_notifier() as notifier:
+            manager.bind(str(tmp_path / "notify"))
+            manager.setblocking(False)
+            notifier.feed_watchdog()  # at once, and after half of its second
+            await asyncio.sleep(0.9)
+            assert everything(manager) == [b"WATCHDOG=1"] * times
+
+    asyncio.run(scenario())
