@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hostguard.core.names import MAIN_SESSION
@@ -187,6 +188,9 @@ class Row:
     kind: Kind = Kind.MESSAGE
 
 
+_row_values = attrgetter(*(item.name for item in fields(Row)))
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One row of a message to store: its mind and session, its first state, and what it starts."""
@@ -223,7 +227,7 @@ class Delivery:
     @property
     def row(self) -> Row:
         """The part that the gate sees."""
-        return Row(self.id, self.mind, self.session, self.not_before, self.kind)
+        return Row(*_row_values(self))
 
 
 class Waited(NamedTuple):
@@ -246,6 +250,11 @@ class LiveTurn:
     session: str | None = None
     id: str | None = None
     takes_input: bool = False  # a resident mind's turn: more messages of its session fold into it
+
+    @staticmethod
+    def of(row: Row, unit: str, id_: str | None, takes_input: bool = False) -> LiveTurn:
+        """The turn that the row begins."""
+        return LiveTurn(unit, row.mind, row.session, id_, takes_input)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ class Ledger:
     written: Counter[str] = field(default_factory=Counter, init=False)  # bytes by mind, since the start
     _holds: dict[int, tuple[Hold, int]] = field(default_factory=dict, init=False)  # row -> first, since ms
     _attempts: dict[int, int] = field(default_factory=dict, init=False)  # of queued rows that failed before
-    _expiries: list[tuple[int, int, str, str]] = field(default_factory=list, init=False)  # may be stale
-    _expires: dict[int, int] = field(default_factory=dict, init=False)  # row -> when it expires
+    _expiries: list[tuple[int, int]] = field(default_factory=list, init=False)  # (when, row); may be stale
+    _expires: dict[int, tuple[int, Row]] = field(default_factory=dict, init=False)  # when, by row
 
     def remember(self, row: Delivery) -> None:
         """Note a queued row's attempts and expiry."""
@@ -170,7 +170,7 @@ class Ledger:
                 self.waiters.tell(row.id)
 
         write.add_done_callback(stored)
-        return Row(row.id, row.mind, row.session, not_before, row.kind) if again else None
+        return replace(row.row, not_before=not_before) if again else None
 
     def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending) -> New | None:
         """The message that a row's end creates: a script's output, or the notice of a dead letter."""
@@ -214,16 +214,16 @@ class Ledger:
     # -- expiry
 
     def _note_expiry(self, row: Delivery) -> None:
-        self._expires[row.id] = row.expires_at
-        heapq.heappush(self._expiries, (row.expires_at, row.id, row.mind, row.session))
+        self._expires[row.id] = (row.expires_at, row.row)
+        heapq.heappush(self._expiries, (row.expires_at, row.id))
 
     def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
         """Close the rows that expired, if `remove` could remove them from the backlog."""
         later = []
         while self._expiries and self._expiries[0][0] <= now:
             entry = heapq.heappop(self._expiries)
-            row = Row(*entry[1:])
-            if self._expires.get(row.id) != entry[0]:
+            when, row = self._expires.get(entry[1], (0, None))
+            if row is None or when != entry[0]:
                 continue  # it has ended since, and may have been retried
             if row.id in spared:
                 later.append(entry)

@@ -143,7 +143,7 @@ class Recovery:
         record = exit_record.read_record(turn_id)
         posted = row.posted_at > 0
         driver = self._drivers.choose(row.kind, posted or (record is not None and record.anchor is not None))
-        live = LiveTurn(unit, row.mind, row.session, turn_id, takes_input=driver.takes_input)
+        live = LiveTurn.of(row.row, unit, turn_id, driver.takes_input)
         turn = Turn(live, row.started_at or now_ms(), Phase.RUNNING, row, driver, waited=_waited(row))
         turn.max_turn = mind.limits.max_turn if mind else None
         turn.resident = Resident(posted=posted) if driver.takes_input else None
@@ -158,7 +158,7 @@ class Recovery:
 
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
         if turn is None or turn.resident is None:  # its turn's row is gone: somebody edited the database
-            turn = Turn(LiveTurn("", row.mind, row.session, row.turn), now_ms(), Phase.ENDING)
+            turn = Turn(LiveTurn.of(row.row, "", row.turn), now_ms(), Phase.ENDING)
         if row.posted_at and turn in self._live:
             turn.folded.append((row, _waited(row)))
         elif row.posted_at:

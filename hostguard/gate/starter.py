@@ -52,7 +52,7 @@ class Starter:
             return False
         self._rows.take(row)
         driver = self._drivers.choose(row.kind, self._policy.config.minds[row.mind].url is not None)
-        live = LiveTurn(unit, row.mind, row.session, id_, driver.takes_input)
+        live = LiveTurn.of(row, unit, id_, driver.takes_input)
         turn = Turn(live, now, Phase.STARTING, driver=driver)
         self._live.add(turn)
         self._session_changed.send(SessionChanged(row.mind, row.session, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from onqueue import acceptor, message, on_queue, put, to
@@ -107,6 +107,23 @@ def test_what_becomes_of_a_row_whose_turn_is_over(tmp_path, ending, attempts, st
         notices = await queue.read(lambda db: deliveries.select(db, ("queued",), "a", 1, 9))
         assert [one.kind for one in notices] == ([Kind.NOTICE] if state is State.DEAD else [])
         assert guard.backlog.total("a") == len(notices), "the notice is admitted"
+
+    on_queue(tmp_path, work)
+
+
+@pytest.mark.parametrize("ending", [CRASH, Ending("dismissed", "", back=True)])
+def test_a_row_given_back_keeps_every_field_of_it(tmp_path, ending):
+    async def work(queue):
+        guard = parts(queue)
+        await put(queue, message("a", session="s", kind=Kind.SCRIPT, not_before=5))
+        row = await queue.read(lambda db: deliveries.get(db, 1))
+        assert not [item.name for item in fields(Row) if getattr(row, item.name) in (item.default, None)]
+        assert row.row == Row(**{item.name: getattr(row, item.name) for item in fields(Row)})
+        live = LiveTurn.of(row.row, "u", "t")
+        for name in {item.name for item in fields(LiveTurn)} & {item.name for item in fields(Row)} - {"id"}:
+            assert getattr(live, name) == getattr(row, name)
+        again = guard.ledger.settle(row, Turn(live, now_ms(), Phase.ENDING, row), ending, NOT_HELD)
+        assert replace(again, not_before=5) == row.row
 
     on_queue(tmp_path, work)
 
