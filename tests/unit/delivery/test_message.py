@@ -1,6 +1,7 @@
 """What callers may send: the edge's limits, each with the answer a person gets."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,26 @@ def test_what_a_mind_of_today_is_told_goes_through():
 )  # fmt: skip
 def test_what_a_mind_is_told_is_checked(body):
     assert refused(lambda: send(**body))[0] == "bad_request"
+
+
+def test_what_is_as_long_as_may_be_goes_through():
+    most = {
+        "session": "s" * 100, "sender": "s" * 200, "channel": "c" * 200, "key": "k" * 200, "platform": "p" * 200,
+        "conversationId": "c" * 200, "instructions": "x" * 4000, "participantCount": 1_000_000,
+        "participants": ["a"] * 1000,
+    }  # fmt: skip
+    config = replace(CONFIG, payload_max=10_000)
+    sent = intake.message({"to": "@ada", "content": "hi", **most}, config, NOW)
+    assert {**sent.payload, "key": sent.key}.items() >= most.items()
+    assert send(participants=["a"] * 400, participantCount=0).payload["participantCount"] == 0
+    size = len(sent.raw)
+    exact = replace(CONFIG, payload_max=size)
+    assert intake.message({"to": "@ada", "content": "hi", **most}, exact, NOW).raw == sent.raw
+    smaller = replace(CONFIG, payload_max=size - 1)
+    assert (
+        refused(lambda: intake.message({"to": "@ada", "content": "hi", **most}, smaller, NOW))[0]
+        == "too_large"
+    )
 
 
 def test_kinds_and_the_channel_of_all():

@@ -13,6 +13,7 @@ from played import CONFIG, OK, on_manager, sink
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, State
+from hostguard.gate import run_clients
 from hostguard.gate.control import ID_MAX
 from hostguard.gate.policy import CAP_MAX
 from hostguard.gate.run_clients import RunClient
@@ -419,6 +420,23 @@ def test_a_run_that_has_begun_is_not_ended_by_its_client(tmp_path):
         manager.parts.deliveries.client_left(row.id, client)
         await settled(manager)
         assert (await manager.parts.deliveries.find(row.id)).state is State.QUEUED
+        client.close()
+
+    on_manager(tmp_path, work)
+
+
+def test_a_run_whose_client_does_not_come_back_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_clients, "AWAY_S", 0.1)
+
+    async def work(manager):
+        row, client = await run_row(manager)
+        manager.parts.run_clients.detach(row.id, client)
+        await manager.parts.control.pause(None, False)
+        assert manager.backlog.count("a") == 0, "it could start, but for its client"
+        with manager.parts.waiters.waiter(row.id) as ended:
+            await asyncio.wait_for(ended, 10)
+        found = await manager.parts.deliveries.find(row.id)
+        assert (found.state, found.result["reason"]) == (State.CANCELLED, "its `hostguard run` ended")
         client.close()
 
     on_manager(tmp_path, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from until import until
@@ -242,6 +243,55 @@ def test_idle_is_what_does_nothing(adopted):
         host.end(11)
         assert host.adoption.deserted("a.scope")
         assert not host.adoption.deserted("unknown.scope")
+
+    adopted(work)
+
+
+def test_new_processes_are_looked_for_soon_and_then_more_seldom(adopted):
+    async def work(host):
+        waits, look_in = [], host.adoption._look_in
+
+        def at_once(visit, seconds):
+            waits.append(round(seconds, 3))
+            look_in(visit, 0)
+
+        host.adoption._look_in = at_once
+        await host.turn()
+        await until(lambda: len(waits) > 6)
+        assert waits[:6] == [0.02, 0.04, 0.09, 0.25, 1, 1]
+        host.adoption.look("other")
+        waits.clear()
+        host.adoption.look("m")
+        await until(lambda: len(waits) > 3)
+        assert 0 <= waits[0] <= 0.02, "as soon as the limit of its rate allows"
+        assert waits[1:3] == [0.02, 0.04]
+
+    adopted(work)
+
+
+def test_dead_processes_are_forgotten_once_there_are_many(adopted, monkeypatch):
+    monkeypatch.setattr(adoption, "FORGET_MIN", 1)
+
+    def known(host):
+        assert {pid for pid, *_ in json.loads(paths.SESSIONS.read_bytes())} == {
+            found.pid for found in host.adoption._sessions
+        }
+        return sorted(found.pid for found in host.adoption._sessions)
+
+    async def turn(host, *pids):
+        for pid in pids:
+            host.begin(pid)
+        await host.turn()
+        await host.adoption.end("a.scope")
+
+    async def work(host):
+        await turn(host, 11, 12)
+        assert known(host) == [11, 12], "they live"
+        host.end(11)
+        await turn(host, 13, 14, 15)
+        assert known(host) == [11, 12, 13, 14, 15], "twice as many as last time, and one"
+        await turn(host, 16)
+        assert known(host) == [12, 13, 14, 15, 16]
 
     adopted(work)
 

@@ -318,7 +318,7 @@ def test_rows_fold_into_the_turn_one_after_another(driven):
             (7, Waited(3, "it")), (8, Waited(5, "behind")), (9, Waited(5, "behind")),
         ]  # fmt: skip
         assert parts.redrives == [Redrive()]
-        assert len(parts.sessions) == 3
+        assert parts.sessions == [SessionChanged("m", "main", True)] * 3
 
     driven(work)
 
