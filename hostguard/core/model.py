@@ -188,6 +188,7 @@ class Row:
     kind: Kind = Kind.MESSAGE
 
 
+StoredRow = tuple[int, str, str, int, str]  # the values of a Row, as the database has them
 _row_values = attrgetter(*(item.name for item in fields(Row)))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 
-from hostguard.core.model import Kind, Row
+from hostguard.core.model import Kind, Row, StoredRow
 
 
 class _MindRows:
@@ -139,8 +139,8 @@ class Backlog:
         id_, session = min([*filter(None, [rows.head()]), *parked], default=(None, ""))
         return None if id_ is None else self._row(id_, mind, session)
 
-    def load(self, rows: Iterable[tuple[int, str, str, int, str]], now: int) -> None:
-        """Add many (id, mind, session, not_before, kind), at start; none of them is fresh.
+    def load(self, rows: Iterable[StoredRow], now: int) -> None:
+        """Add many rows, at start; none of them is fresh.
 
         A million of them take about a second in all, so this makes no Row of those that are due.
         """

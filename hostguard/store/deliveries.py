@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from hostguard.core.model import PENDING, Delivery, Kind, State, Target
+from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.store.connection import Connection
 from hostguard.store.writer import Refused
 
 Op = Callable[[Connection], Any]
 
-COLUMNS = (
-    "id, mind, session, state, kind, key, sender, channel, created_at, not_before, expires_at, attempts,"
-    " turn, started_at, ended_at, result, posted_at"
-)
+COLUMNS = ", ".join(item.name for item in fields(Delivery))
+ROW_COLUMNS = ", ".join(item.name for item in fields(Row))
 
 
 class KeyReused(Refused):
@@ -52,9 +50,9 @@ class New:
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
-    fields = list(values)
-    fields[3], fields[4], fields[15] = State(fields[3]), Kind(fields[4]), json.loads(fields[15])
-    return Delivery(*fields)
+    found = list(values)
+    found[3], found[4], found[15] = State(found[3]), Kind(found[4]), json.loads(found[15])
+    return Delivery(*found)
 
 
 def last_id(db: Connection) -> int:
@@ -153,13 +151,13 @@ def select(db: Connection, states: Sequence[str], mind: str | None, after: int, 
     return [_delivery(row) for row in rows]
 
 
-def queued(db: Connection, after: int = 0, limit: int = -1) -> list[tuple[int, str, str, int, str]]:
-    """(id, mind, session, not_before, kind) of queued rows, except runs, in order of id from `after` on.
+def queued(db: Connection, after: int = 0, limit: int = -1) -> list[StoredRow]:
+    """Queued rows, except runs, in order of id from `after` on.
 
     `limit` is the most that are read at once; -1 = all.
     """
     return db.execute(
-        "SELECT id, mind, session, not_before, kind FROM deliveries"
+        f"SELECT {ROW_COLUMNS} FROM deliveries"  # noqa: S608
         " WHERE state = 'queued' AND kind != 'run' AND id > ? ORDER BY id LIMIT ?",
         (after, limit),
     ).fetchall()

@@ -116,6 +116,7 @@ def test_a_row_given_back_keeps_every_field_of_it(tmp_path, ending):
     async def work(queue):
         guard = parts(queue)
         await put(queue, message("a", session="s", kind=Kind.SCRIPT, not_before=5))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "t", 1))
         row = await queue.read(lambda db: deliveries.get(db, 1))
         assert not [item.name for item in fields(Row) if getattr(row, item.name) in (item.default, None)]
         assert row.row == Row(**{item.name: getattr(row, item.name) for item in fields(Row)})
@@ -124,6 +125,9 @@ def test_a_row_given_back_keeps_every_field_of_it(tmp_path, ending):
             assert getattr(live, name) == getattr(row, name)
         again = guard.ledger.settle(row, Turn(live, now_ms(), Phase.ENDING, row), ending, NOT_HELD)
         assert replace(again, not_before=5) == row.row
+        await queue.write(lambda db: None)
+        guard.backlog.load(await queue.read(deliveries.queued), now=0)
+        assert guard.backlog.due(again.not_before) == [again], "so does one that is read at the next start"
 
     on_queue(tmp_path, work)
 
