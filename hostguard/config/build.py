@@ -13,7 +13,7 @@ from typing import Any
 
 from hostguard.config.toml import KeyPath, dotted, quoted
 from hostguard.core import paths
-from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
 from hostguard.core.payload import compact, scheduled
 from hostguard.core.settings import Settings, settings_fault
 
@@ -39,9 +39,9 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
     turn = values.get("turn", {})
     minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
     _refuse_shared(minds, reading)
-    channels = {name: table.get("minds", ()) for name, table in values.get("channels", {}).items()}
-    for name, members in channels.items():
-        for mind in members:
+    channels = {name: Channel(name, **table) for name, table in values.get("channels", {}).items()}
+    for name, channel in channels.items():
+        for mind in channel.minds:
             if mind not in minds:
                 close = difflib.get_close_matches(mind, minds, n=1)
                 hint = f" Did you mean {quoted(close[0])}?" if close else ""

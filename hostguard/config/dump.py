@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hostguard.config.schema import LIMITS, UNLIMITED
-from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
 
 HIDDEN = "(hidden)"
 
@@ -25,7 +25,7 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
         "pressure": {**asdict(config.pressure), "tighten": _or_unlimited(config.pressure.tighten)},
         "device": {"path": config.device_path},
         "minds": {name: _mind_dict(mind, turn, secrets) for name, mind in config.minds.items()},
-        "channels": {name: {"minds": list(minds)} for name, minds in config.channels.items()},
+        "channels": {name: _changed(channel, Channel(name)) for name, channel in config.channels.items()},
         "schedules": {name: _schedule_dict(schedule) for name, schedule in config.schedules.items()},
         "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
         "web": _web_dict(config, secrets),
@@ -54,7 +54,7 @@ def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any
         "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
         "idle_end": mind.idle_end if mind.url else None,
         "sleep_after": mind.sleep_after if mind.sleep_after != default.sleep_after else None,
-        "wake_on": _wake_dict(mind.wake_on),
+        "wake_on": _changed(mind.wake_on, WakeOn()),
         "user": mind.user,
         "directory": mind.directory,
         "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
@@ -64,9 +64,8 @@ def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any
     return {key: value for key, value in shown.items() if value not in ("", None, [], {})}
 
 
-def _wake_dict(wake: WakeOn) -> dict[str, Any]:
-    default, given = asdict(WakeOn()), asdict(wake)
-    changed = {name: value for name, value in given.items() if value != default[name]}
+def _changed(given: WakeOn | Channel, default: WakeOn | Channel) -> dict[str, Any]:
+    changed = {name: value for name, value in asdict(given).items() if value != getattr(default, name)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 

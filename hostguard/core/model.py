@@ -118,6 +118,14 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """A configured channel. A message to it goes to each of its minds."""
+
+    name: str  # with its "#"
+    minds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Mind:
     """A configured mind. `user` is resolved once, when the configuration is read.
 
@@ -169,7 +177,7 @@ class Config:
     turn: Limits = Limits()
     pressure: Settings = field(default_factory=Settings)
     minds: Mapping[str, Mind] = field(default_factory=dict)
-    channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "#name" -> minds
+    channels: Mapping[str, Channel] = field(default_factory=dict)
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     events_listen: tuple[str, int] | None = None  # loopback address and port of the minds' endpoint
     web_listen: tuple[str, int] | None = None  # and of the pages and metrics for people and their tools

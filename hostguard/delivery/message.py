@@ -162,7 +162,7 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
         if to == SYSTEM and to not in config.channels:
             members = tuple(name for name, mind in config.minds.items() if mind.command or mind.url)
         elif to in config.channels:
-            members = config.channels[to]
+            members = config.channels[to].minds
         else:
             known = ", ".join(sorted(config.channels)) or "none is configured"
             raise unknown("channel", to, f"channels: {known}")

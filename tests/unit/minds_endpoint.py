@@ -13,7 +13,7 @@ from minds import free_port
 from onqueue import policy
 
 from hostguard.api import volute
-from hostguard.core.model import Config, Mind
+from hostguard.core.model import Channel, Config, Mind
 from hostguard.store.settings import TOKEN
 from hostguard.systemd.notify import Notifier
 
@@ -89,7 +89,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
                 "bob": Mind("bob", url="http://127.0.0.1:2"),
                 "new": Mind("new", url="http://127.0.0.1:3"),
             },
-            channels={"#all": ("ann", "bob")},
+            channels={"#all": Channel("#all", ("ann", "bob"))},
             events_listen=("127.0.0.1", port),
         )
         heard, accepting, notifier = Heard(), Accepting(), Notifier()

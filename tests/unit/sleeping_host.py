@@ -10,7 +10,7 @@ from until import until
 
 from hostguard.core import outcome
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Config, Mind, State
+from hostguard.core.model import Channel, Config, Mind, State
 from hostguard.delivery import message as intake
 from hostguard.store import deliveries
 from hostguard.store.settings import stored
@@ -23,7 +23,7 @@ MINDS = {
     "two": Mind("two", ("/bin/true",), concurrent_turns=2),
     "run": Mind("run"),
 }
-CONFIG = Config(minds=MINDS, channels={"#x": ("bob", "two")})
+CONFIG = Config(minds=MINDS, channels={"#x": Channel("#x", ("bob", "two"))})
 DOWN = outcome.Ending("down", "connection refused", back=True, pause_ms=2_500)
 
 

@@ -17,6 +17,7 @@ from hostguard.cli.demo.results import Held, Turn
 from hostguard.cli.demo.watch import Bystander
 from hostguard.cli.errors import CliError
 from hostguard.config import load as config
+from hostguard.core.model import Channel
 
 # -- what is asked of the guard
 
@@ -34,7 +35,7 @@ def test_the_drop_in_is_configuration_and_keeps_its_note(tmp_path: Path, folder:
     file.write_text(plan.drop_in(note, 6 << 20), encoding="utf-8")
     loaded = config.load([file])
     assert sorted(loaded.minds) == sorted(map(plan.configured, MINDS))
-    assert loaded.channels == {plan.CHANNEL: tuple(map(plan.configured, MINDS))}
+    assert loaded.channels == {plan.CHANNEL: Channel(plan.CHANNEL, tuple(map(plan.configured, MINDS)))}
     mimsy = loaded.minds["demo-mimsy"]
     assert mimsy.command == tuple(plan.command(Path(folder, "mimsy"), 6 << 20))
     assert (mimsy.user, mimsy.concurrent_turns, mimsy.limits.max_turn) == ("root", 1, 600)

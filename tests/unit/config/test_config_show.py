@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hostguard.cli.verbs.config import toml_lines
 from hostguard.config import dump, schema
 from hostguard.config import load as config
-from hostguard.core.model import Config
+from hostguard.core.model import Channel, Config
 from hostguard.core.names import mind_name_fault
 
 ROOT = Path(__file__).parents[3]
@@ -132,6 +132,9 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
             lambda parts: {k: v for part in parts for k, v in part.items()}
         )
         made["schedules"] = draw(st.dictionaries(st.from_regex(r"\A[a-z.]{1,9}\Z"), one, max_size=3))
+        members = st.lists(st.sampled_from(sorted(made["minds"])), min_size=1, unique=True)
+        channel = st.fixed_dictionaries({"minds": members})
+        made["channels"] = draw(st.dictionaries(st.from_regex(r"\A#[a-z]{1,9}\Z"), channel, max_size=3))
     return made
 
 
@@ -266,4 +269,4 @@ def test_the_example_loads_with_all_its_options(write: Write) -> None:
     for name in ("mind_concurrent_turns", "global_concurrent_turns", "payload_max", "rows_per_mind",
                  "history_rows", "device_path"):  # fmt: skip
         assert getattr(loaded, name) == getattr(defaults, name), f"the example's {name} is not the default"
-    assert loaded.channels == {"#general": ("alice",)}
+    assert loaded.channels == {"#general": Channel("#general", ("alice",))}

@@ -14,7 +14,7 @@ from played import parts
 from unmatched import NOTHING_MATCHES
 
 from hostguard.core.errors import Problem
-from hostguard.core.model import Config, Kind, Mind, State
+from hostguard.core.model import Channel, Config, Kind, Mind, State
 from hostguard.core.signals import MindWoken, Signal
 from hostguard.delivery import acceptor as accept
 from hostguard.delivery import message as intake
@@ -30,7 +30,7 @@ CONFIG = Config(
         "eve": Mind("eve", ("/bin/true",)),
         "ann": Mind("ann", ("/bin/true",)),
     },
-    channels={"#all": ("eve", "ann")},
+    channels={"#all": Channel("#all", ("eve", "ann"))},
 )
 
 

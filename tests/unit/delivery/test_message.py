@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard.core.errors import Problem
-from hostguard.core.model import Config, Kind, Mind, Target
+from hostguard.core.model import Channel, Config, Kind, Mind, Target
 from hostguard.delivery import message as intake
 
 CONFIG = Config(
     payload_max=2000,
     minds={"ada": Mind("ada", ("/bin/true",)), "bob": Mind("bob", ("/bin/true",)), "runs": Mind("runs")},
-    channels={"#all": ("ada", "bob"), "#ada": ("ada",)},
+    channels={"#all": Channel("#all", ("ada", "bob")), "#ada": Channel("#ada", ("ada",))},
 )
 NOW = 1_000_000
 

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from hostguard.core.model import Config, Kind, Mind, State, Target, WakeOn
+from hostguard.core.model import Channel, Config, Kind, Mind, State, Target, WakeOn
 from hostguard.core.names import FILE_SESSION
 from hostguard.delivery import message as intake
 from hostguard.delivery.planner import Plan, named, place, plan
 from hostguard.delivery.routes import parse_routes
 
 BOB = Mind("bob", ("/bin/true",), routes="/r", wake_on=WakeOn(dm=True, mention=True))
-CONFIG = Config(minds={"bob": BOB}, channels={"#c": ("bob",)})
+CONFIG = Config(minds={"bob": BOB}, channels={"#c": Channel("#c", ("bob",))})
 ROUTES = parse_routes("""{"rules": [
     {"channel": "#file", "destination": "file", "path": "/notes"},
     {"channel": "#mention", "mode": "mention"},

@@ -17,7 +17,7 @@ from typing import Any
 from onqueue import on_queue
 
 from hostguard.config import load as config
-from hostguard.core.model import Kind, State
+from hostguard.core.model import Channel, Kind, State
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
 from hostguard.store.connection import SCHEMA
@@ -90,7 +90,7 @@ def test_the_configuration_is_read_with_every_key() -> None:
         "http://127.0.0.1:4100", "hostguard-mind@bob.service", "/etc/hostguard/bob.json",
     )  # fmt: skip
     assert (bob.wake_on.channels, bob.sleep_after, bob.idle_end) == (("#urgent*",), 60, 600)
-    assert found.channels == {"#general": ("alice", "bob")}
+    assert found.channels == {"#general": Channel("#general", ("alice", "bob"))}
     assert (found.schedules["tidy"].cron, found.schedules["look"].script) == ("0 3 * * *", "echo looked")
     assert found.events_listen == ("127.0.0.1", 4200)
     assert found.pressure.stall_after == 1.5
