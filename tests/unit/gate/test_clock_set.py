@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
-from onqueue import acceptor, message, on_queue
+from onqueue import acceptor, message, on_queue, put
 from played import CRASH, playing
 
 from hostguard.core import clock
@@ -39,6 +40,23 @@ def test_a_pause_after_a_failure_is_over_when_the_clock_is_set_back_and_a_time_t
         guard.pump()
         await guard.settled(5)
         assert [turn.live.mind for turn in guard.runner.live] == ["a"]
+
+    on_queue(tmp_path, work)
+
+
+def test_a_pause_that_is_too_long_when_the_guard_starts_is_over(tmp_path):
+    """The clock was set back while the guard was down."""
+
+    async def work(queue):
+        guard = playing(queue)
+        for id_, mind in ((1, "a"), (2, "b")):
+            (row,) = (await put(queue, message(mind, not_before=clock.now_ms() + HOUR)))[1]
+            guard.ledger.remember(replace(row, attempts=2 if mind == "a" else 0))
+            guard.backlog.add(row.row, clock.now_ms())
+            assert row.id == id_
+        guard.open()
+        await guard.settled(5)
+        assert [turn.live.mind for turn in guard.runner.live] == ["a"], "the other time was asked for"
 
     on_queue(tmp_path, work)
 

@@ -254,6 +254,18 @@ def test_what_waits_is_cancelled_and_what_does_not_is_not(tmp_path):
     on_manager(tmp_path, work)
 
 
+def test_one_that_has_ended_but_whose_turn_is_live_is_not_cancelled(tmp_path):
+    """Whoever wants it cancelled is told how to end what still runs."""
+
+    async def work(manager):
+        row = await sent(manager)
+        await manager.queue.write(lambda db: db.execute("UPDATE deliveries SET state = 'done'"))
+        with pytest.raises(Problem, match="1 is in turn 1: hostguard stop 1 ends it"):
+            await manager.parts.deliveries.cancel(row.id)
+
+    on_manager(tmp_path, work)
+
+
 def test_one_that_is_just_starting_is_not_cancelled(tmp_path):
     async def work(manager):
         (row,) = (await manager.parts.acceptor.store(message("a"))).rows

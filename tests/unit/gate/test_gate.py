@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -24,7 +26,7 @@ from hostguard.core.model import (
 )
 from hostguard.core.settings import Level
 from hostguard.gate.drivers import Drivers
-from hostguard.gate.run_clients import RunClients
+from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store.settings import LIMIT, PAUSE, SLEEP
 from hostguard.turns.live import Phase, Turn
@@ -143,6 +145,22 @@ class Client:
 
     def tell(self, event):
         self.told.append(event)
+
+
+def test_a_run_client_is_its_process_while_that_runs_as_its_user():
+    process = subprocess.Popen(["sleep", "60"])
+    client, other = RunClient(process.pid, os.getuid()), RunClient(process.pid, os.getuid() + 1)
+    try:
+        assert client.alive()
+        assert not other.alive(), "a process that changed its user is not trusted"
+    finally:
+        process.kill()
+        process.wait()
+    assert not client.alive()
+    fds = len(os.listdir("/proc/self/fd"))
+    client.close()
+    other.close()
+    assert len(os.listdir("/proc/self/fd")) == fds - 2
 
 
 def test_run_clients():

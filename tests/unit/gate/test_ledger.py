@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import fields, replace
 
 import pytest
@@ -12,6 +13,7 @@ from played import CRASH, OK, on_manager, parts
 from hostguard.core.clock import now_ms
 from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Reason, Row, State, Waited
 from hostguard.core.outcome import Ending, Record
+from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
 from hostguard.turns.live import Phase, Turn
@@ -51,6 +53,26 @@ def test_a_row_that_expires_while_it_waits_is_closed(tmp_path):
         await asyncio.sleep(EXPIRES_MS / 1000 + 0.1)
         await manager.queue.write(lambda db: None)
         assert (await manager.parts.deliveries.find(row.id)).state is State.EXPIRED
+
+    on_manager(tmp_path, work)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_run_that_may_not_wait_is_offered_once(tmp_path, paused):
+    """However long its commit took: `hostguard run --max-wait 0` has expired by then."""
+
+    async def work(manager):
+        await manager.parts.control.pause(None, paused)
+        client = RunClient(os.getpid(), os.getuid())
+        body, now = b'{"description":"x"}', now_ms()
+        new = New(to("a", kind=Kind.RUN), body, now - 50, key="k", expires_at=now - 40)
+        (row,) = (await acceptor(manager).store(new, client)).rows
+        await manager.settled(5)
+        await manager.queue.write(lambda db: None)
+        state = (await manager.parts.deliveries.find(row.id)).state
+        assert state is (State.EXPIRED if paused else State.DELIVERING)
+        assert manager.backlog.count("a") == 0
+        client.close()
 
     on_manager(tmp_path, work)
 

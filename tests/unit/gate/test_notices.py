@@ -43,6 +43,11 @@ def test_a_dead_letter_is_told_to_its_mind_and_its_sender(given, told):
     assert "hostguard dead retry 7" in text
 
 
+def test_a_dead_letter_of_which_no_mind_can_be_told_brings_no_notice():
+    assert dead_letter(row(mind="gone", sender="a person"), REFUSED, CONFIG, 5) is None
+    assert dead_letter(row(mind="idle", sender=None), REFUSED, CONFIG, 5) is None
+
+
 @pytest.mark.parametrize("kind", [Kind.NOTICE, Kind.RUN])
 def test_a_notice_that_cannot_be_delivered_brings_no_other(kind):
     assert dead_letter(row(kind=kind), REFUSED, CONFIG, 5) is None

@@ -212,6 +212,8 @@ def test_place_in_line_and_kind():
     assert backlog.next().id == 1
     backlog.remove(1, "x", "a")
     assert backlog.next() == Row(3, "x", "a")
+    assert backlog.first("y") is backlog.first_in("y", "a") is None
+    assert (backlog.place(4, "y"), backlog.count("y")) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -173,6 +173,21 @@ def test_a_driver_that_fails_ends_the_turn_as_failed(tmp_path, error):
     begun(tmp_path, work)
 
 
+def test_a_fault_before_the_row_is_read_leaves_it_as_it_was(tmp_path):
+    async def work(guard, row):
+        async def fetch(id_):
+            raise RuntimeError("a fault")
+
+        guard.ledger.fetch = fetch
+        guard.starter.begin(row.row, 1)
+        await guard.tasks.settled(5)
+        assert (len(guard.live), guard.driver.started, guard.backlog.later) == (0, [], 1)
+        now = await guard.queue.write(lambda db: deliveries.get(db, 1))
+        assert (now.state, now.turn, guard.ledger.attempts(1)) == (State.QUEUED, None, 2)
+
+    begun(tmp_path, work)
+
+
 def test_one_that_fails_once_its_turn_runs_is_left_to_run(tmp_path):
     async def work(guard, row):
         guard.driver.fails = RuntimeError("late")
