@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 from until import until
@@ -247,7 +252,129 @@ def test_idle_is_what_does_nothing(adopted):
     adopted(work)
 
 
-def test_new_processes_are_looked_for_soon_and_then_more_seldom(adopted):
+def test_an_end_waits_for_a_move_that_is_under_way(adopted):
+    async def work(host):
+        await host.turn()
+        move, go = host.attach, asyncio.Event()
+
+        async def slow(*what):
+            await go.wait()
+            await move(*what)
+
+        host.attach = slow
+        host.begin(11)
+        host.adoption.look("m")
+        await until(lambda: host.adoption._visits["a.scope"].moving.locked())
+        ending = asyncio.create_task(host.adoption.end("a.scope"))
+        await asyncio.sleep(0.02)
+        assert not ending.done()
+        go.set()
+        assert await ending == []
+        assert host.at[11] == HOME
+
+    adopted(work)
+
+
+def test_an_end_waits_until_systemd_answers_and_its_anchor_can_be_ended(adopted, monkeypatch):
+    monkeypatch.setattr(adoption, "AGAIN_S", 0.01)
+
+    async def work(host):
+        await host.turn()
+        host.begin(11, at=host.cgroup("a.scope", "m"))
+        host.errors = [SystemdLost("gone")] * 3
+        kills = [False, False, True]
+        monkeypatch.setattr(adoption, "_kill", lambda anchor, scope: kills.pop(0))
+        assert await host.adoption.end("a.scope") == []
+        assert host.at[11] == HOME
+        assert (host.errors, kills) == ([], [])
+
+    adopted(work)
+
+
+def test_processes_that_fork_while_they_are_moved_are_frozen_for_it(adopted, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(adoption, "_freeze", lambda scope, on: frozen.append((scope.name, on)))
+
+    async def work(host):
+        await host.turn()
+        pid, move = 11, host.attach
+        host.begin(pid, at=host.cgroup("a.scope", "m"))
+
+        async def forks(*what):
+            nonlocal pid
+            await move(*what)
+            if not frozen:
+                pid += 1
+                host.begin(pid, at=host.cgroup("a.scope", "m"))
+
+        host.attach = forks
+        assert await host.adoption.end("a.scope") == []
+        assert frozen == [("a.scope", True)], "once: those that have left it are thawed"
+        assert pid == 11 + adoption.FREEZE_TRY
+        assert sorted(host.members(HOME)) == [SERVER, *range(11, pid + 1)]
+
+    adopted(work)
+
+
+def test_a_process_that_cannot_be_moved_is_given_up(adopted, monkeypatch):
+    frozen, moves = [], []
+    monkeypatch.setattr(adoption, "_freeze", lambda scope, on: frozen.append(on))
+
+    async def work(host):
+        await host.turn()
+        host.begin(11, at=host.cgroup("a.scope", "m"))
+
+        async def in_vain(*what):
+            moves.append(what)
+
+        host.attach = in_vain
+        assert await host.adoption.end("a.scope") == [11]
+        assert (len(moves), frozen) == (adoption.HOME_TRIES, [True, False])
+
+    adopted(work)
+
+
+def test_sessions_that_cannot_be_saved_are_no_fault_of_the_turn(adopted, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(paths, "SESSIONS", tmp_path / "missing" / "sessions")
+
+    async def work(host):
+        host.begin(11)
+        await host.turn()
+        assert host.inside() == [11]
+        assert "sessions of processes are not saved" in caplog.text
+
+    adopted(work)
+
+
+def test_a_scope_is_frozen_and_thawed(tmp_path):
+    file = tmp_path / "cgroup.freeze"
+    for frozen, text in ((True, "1"), (False, "0")):
+        adoption._freeze(tmp_path, frozen)
+        assert file.read_text() == text
+    adoption._freeze(tmp_path / "gone", True)
+
+
+def test_an_anchor_is_ended_if_its_pid_is_still_its_own(tmp_path, monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as anchor:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        (tmp_path / "cgroup.procs").write_text("1\n")
+        assert adoption._kill(anchor.pid, tmp_path)
+        assert anchor.poll() is None, "the pid is another process's by now"
+        (tmp_path / "cgroup.procs").write_text(f"1\n{anchor.pid}\n")
+        assert adoption._kill(anchor.pid, tmp_path)
+        assert anchor.wait(10) == -signal.SIGKILL
+        assert adoption._kill(anchor.pid, tmp_path), "it is gone"
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    for error, known in ((errno.EMFILE, False), (errno.ENFILE, False), (errno.ESRCH, True)):
+
+        def fails(pid, error=error):
+            raise OSError(error, "")
+
+        monkeypatch.setattr(adoption.os, "pidfd_open", fails)
+        assert adoption._kill(anchor.pid, tmp_path) is known
+
+
+def test_new_processes_are_looked_for_soon_and_then_more_seldom(adopted, monkeypatch):
     async def work(host):
         waits, look_in = [], host.adoption._look_in
 
@@ -261,10 +388,14 @@ def test_new_processes_are_looked_for_soon_and_then_more_seldom(adopted):
         assert waits[:6] == [0.02, 0.04, 0.09, 0.25, 1, 1]
         host.adoption.look("other")
         waits.clear()
-        host.adoption.look("m")
-        await until(lambda: len(waits) > 3)
-        assert 0 <= waits[0] <= 0.02, "as soon as the limit of its rate allows"
-        assert waits[1:3] == [0.02, 0.04]
+        visit = host.adoption._visits["a.scope"]
+        for ago, wait in ((5, 0), (0.005, 0.015), (0, 0.02)):
+            with monkeypatch.context() as fixed:
+                fixed.setattr(adoption, "time", SimpleNamespace(monotonic=lambda ago=ago: visit.looked + ago))
+                host.adoption.look("m")
+            assert waits.pop() == wait, "as soon as the limit of its rate allows"
+        await until(lambda: len(waits) > 2)
+        assert waits[:2] == [0.02, 0.04]
 
     adopted(work)
 

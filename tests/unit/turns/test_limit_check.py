@@ -109,6 +109,22 @@ def test_each_change_is_told_once(told: Told) -> None:
     assert keeper.verdicts == [Verdict("tasks_max", Label.ENFORCED, "w")]
 
 
+def test_a_kernel_that_cannot_be_read_is_taken_for_one_that_supports_nothing(
+    told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(device: Device) -> Kernel:
+        raise OSError("busy")
+
+    monkeypatch.setattr(limit_check, "read_kernel", fails)
+
+    async def work(keeper: Readback) -> None:
+        pass
+
+    keeper = run(told, work)
+    assert [verdict.label for verdict in keeper.verdicts] == [Label.INERT]
+    assert "cannot read what the kernel supports: busy" in caplog.text
+
+
 def test_what_cannot_work_is_told_before_a_turn_runs_and_not_again_by_a_reload(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,35 @@ def test_processes_go_home(hosted, monkeypatch, error):
     hosted(work)
 
 
+def test_a_death_is_seen_by_a_search_too(hosted):
+    async def work(host):
+        first = await host.servers.find(M)
+        host.main = host.pids[1]
+        host.started[0].kill()
+        host.started[0].wait()  # the event loop has not seen it
+        second = await host.servers.find(M)
+        assert host.died == ["m"]
+        assert second.process.pid == host.pids[1]
+        await asyncio.sleep(0.05)
+        assert host.died == ["m"]
+        assert first.pidfd != second.pidfd or not first.alive()
+
+    hosted(work)
+
+
+def test_what_systemd_cannot_move_is_moved_in_the_kernels_files(hosted, tmp_path):
+    async def work(host):
+        server = await host.servers.find(M)
+        server.home = tmp_path
+        procs = tmp_path / "cgroup.procs"
+        server._write([5])
+        assert procs.read_text() == "5"
+        server.home = tmp_path / "gone"
+        server._write([5, 6])  # as far as possible
+
+    hosted(work)
+
+
 def test_an_older_process_was_an_earlier_servers(hosted):
     async def work(host):
         server = await host.servers.find(M)

@@ -307,6 +307,56 @@ def test_done_ends_the_sessions_turn(driven):
     driven(work)
 
 
+@pytest.mark.parametrize("id_", ["id", None])
+def test_a_repeated_done_does_not_end_the_next_turn(driven, id_):
+    """A mind sends its `done` three times; with an id, or without."""
+
+    async def work(parts):
+        turn = await parts.started()
+        [done] = parts.driver.done("m", "main", id_, None)
+        done.answered = True
+        await until(lambda: turn not in parts.live)
+        following = await parts.started()
+        assert parts.driver.done("m", "main", id_, None) == []
+        assert following.resident.ending is None
+        assert following.resident.doubtful == (id_ is None)
+
+    driven(work)
+
+
+def test_a_guard_that_stops_leaves_a_fold_to_the_next(driven):
+    async def work(parts):
+        turn = await parts.started()
+        posting = asyncio.Event()
+
+        async def hangs():
+            posting.set()
+            await asyncio.sleep(60)
+
+        parts.queued, parts.client.answers = [Row(8, "m", "main")], [hangs]
+        parts.driver.feed(turn)
+        await posting.wait()
+        feeding = turn.resident.feeding
+        await parts.driver.close()
+        await until(feeding.done)
+        assert feeding.cancelled()
+        assert (parts.ledger.settled, parts.ledger.folds, parts.given_back) == ([], [], [])
+
+    driven(work)
+
+
+def test_a_stop_that_systemd_refuses_is_logged(driven, caplog):
+    async def work(parts):
+        turn = await parts.started()
+        parts.processes.stays = [4]
+        parts.keeper.host.errors["stop_unit"] = [SystemdLost("silent")]
+        parts.driver.finish(turn, Ending("done", ""))
+        await until(lambda: "is not stopped" in caplog.text)
+        assert (turn.phase, turn in parts.live) == (Phase.LINGERING, True), "its slot is still taken"
+
+    driven(work)
+
+
 def test_rows_fold_into_the_turn_one_after_another(driven):
     async def work(parts):
         parts.queued = [Row(8, "m", "main"), Row(9, "m", "main")]

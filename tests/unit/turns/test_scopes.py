@@ -108,6 +108,33 @@ def test_a_scope_that_systemd_does_not_see_end_is_stopped_if_it_is_ours(monkeypa
 
 
 @kept
+async def test_a_stub_that_ends_alone_ends_its_turn_though_systemd_says_nothing(keeper):
+    turn = keeper.turn()
+    await started(keeper, turn)
+    keeper.host.listener = None
+    keeper.host.units.clear()
+    keeper.host.processes.clear()
+    turn.stub.dismiss()
+    await until(lambda: keeper.over)
+    assert keeper.over == [(turn, keeper.driver.ending)]
+
+
+def test_empty_scopes_that_are_found_are_stopped_if_they_are_turns(monkeypatch):
+    monkeypatch.setattr(scope_reaper, "REAP_S", 0.05)
+
+    async def run():
+        async with keeping(monkeypatch) as keeper:
+            live = keeper.turn("8")
+            found = [Scope("any.scope", "m"), Scope(UNIT, "m"), Scope(live.live.unit, "m")]
+            keeper.scopes.systemd_up(found)
+            await asyncio.sleep(0.2)
+            assert [call for call in keeper.host.calls if call[0] == "stop_unit"] == [("stop_unit", UNIT)]
+            assert list(keeper.live) == [live]
+
+    asyncio.run(run())
+
+
+@kept
 async def test_a_stub_that_ends_alone_ends_its_turn(keeper):
     turn = keeper.turn()
     await started(keeper, turn)
