@@ -38,9 +38,9 @@ def of_unit(unit: str, control_group: str) -> Path:
     return ROOT / control_group.strip("/") / unit
 
 
-def pressure_file(cgroup: Path) -> Path:
-    """The file that says how long the cgroup's tasks waited for I/O, as psi.waited_us reads it."""
-    return cgroup / "io.pressure"
+def pressure_file(cgroup: Path, resource: str) -> Path:
+    """The file that says how long the cgroup's tasks waited for a resource, such as "io"; psi.py reads it."""
+    return cgroup / f"{resource}.pressure"
 
 
 def cpu_usec(cgroup: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Pressure stall information (PSI): how long tasks waited for I/O, and a trigger that fires when they do."""
+"""Pressure stall information (PSI): how long tasks waited, and a trigger that fires on waits for I/O."""
 
 from __future__ import annotations
 
@@ -25,18 +25,24 @@ _REFUSED = {
 }
 
 
-def host_file() -> Path:
-    """The pressure file of the whole host."""
-    return Path(psutil.PROCFS_PATH) / "pressure/io"
+def host_file(resource: str) -> Path:
+    """The pressure file of the whole host for a resource, such as "io"."""
+    return Path(psutil.PROCFS_PATH) / "pressure" / resource
+
+
+def totals_us(file: Path) -> dict[str, int]:
+    """The µs for which "some" task has waited, and "full", all of them. Raises OSError."""
+    found = re.findall(r"^(\w+) .*\btotal=([0-9]+)", file.read_text(), re.MULTILINE)
+    return {line: int(total) for line, total in found}
 
 
 def waited_us(file: Path) -> tuple[int | None, str]:
     """The µs for which some task has waited, from a pressure file, and OK; or None and why not."""
     try:
-        found = re.search(r"^some .*\btotal=([0-9]+)", file.read_text(), re.MULTILINE)
+        some = totals_us(file).get("some")
     except OSError as error:
         return None, _REFUSED.get(error.errno or 0, f"PSI cannot be read: {error.strerror}")
-    return (int(found[1]), OK) if found else (None, f"{file} has no line 'some'")
+    return (some, OK) if some is not None else (None, f"{file} has no line 'some'")
 
 
 class Trigger:
@@ -51,7 +57,7 @@ class Trigger:
     def open(self) -> str:
         """Ask the kernel for the trigger: OK, or why it refuses; then nothing is ever called."""
         try:
-            self._file = os.open(host_file(), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._file = os.open(host_file("io"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(self._file, TRIGGER)
             # asyncio cannot wait for POLLPRI: an epoll object does, which asyncio watches.
             self._epoll = select.epoll()

@@ -28,7 +28,7 @@ class Sampler:
 
     def __init__(self, device: Device, control_group: str = "", sys_root: Path = SYS) -> None:
         self._name = device.name
-        self._slice = cgroup.pressure_file(cgroup.of_unit(SLICE, control_group))
+        self._slice = cgroup.pressure_file(cgroup.of_unit(SLICE, control_group), "io")
         self._sys = sys_root
         self.disk_reason = OK if device.name else device.reason
         self.psi_reason = OK
@@ -39,7 +39,7 @@ class Sampler:
 
     def read(self) -> tuple[Disk | None, Psi | None, Psi | None]:
         """Counters of the disk, the host, and the slice; None for one that cannot be read."""
-        host, self.psi_reason = waited_us(host_file())
+        host, self.psi_reason = waited_us(host_file("io"))
         slice_, _ = waited_us(self._slice)  # there is none before the first turn
         return self._disk(), _psi(host), _psi(slice_)
 

@@ -16,21 +16,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from itertools import islice
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, get_args, get_type_hints
 
 from hostguard.config.schema import PRESSURE
 from hostguard.core.settings import Settings, settings_fault
 from hostguard.pressure.rule import State, step
-from hostguard.pressure.sample import Disk, Psi, Sample
+from hostguard.pressure.sample import Psi, Sample
 
 FORMAT = 1
 LINE_MAX = 4096  # bytes; a sample has about 300
 LINES_MAX = 1_000_000  # eleven days with a sample a second
 AT_MAX = 2**63 / 1e9  # seconds; the kernel counts nanoseconds in 63 bits
 
-T = TypeVar("T", Disk, Psi)
+# The class of each field of a sample that holds counters or None.
+_COUNTERS = {
+    name: kind
+    for name, hint in get_type_hints(Sample).items()
+    for kind in get_args(hint)
+    if isinstance(kind, type) and is_dataclass(kind)
+}
 
 
 class TraceError(Exception):
@@ -66,8 +72,8 @@ def sample_of(value: Any) -> Sample:
         raise TraceError("at: expected a number of seconds")
     live = _count(value["live"], "live")
     cap = None if value["cap"] is None else _count(value["cap"], "cap")
-    disk = _counters(Disk, value["disk"], "disk")
-    return Sample(float(at), live, cap, disk, _psi(value["host"], "host"), _psi(value["slice"], "slice"))
+    counters = {name: _counters(kind, value.get(name), name) for name, kind in _COUNTERS.items()}
+    return Sample(float(at), live, cap, **counters)
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -149,17 +155,13 @@ def _at(number: int, parse: Any, value: Any) -> Any:
         raise TraceError(f"line {number}: {error}") from None
 
 
-def _counters(kind: type[T], value: Any, name: str) -> T | None:
+def _counters(kind: type[Any], value: Any, name: str) -> Any:
     if value is None:
         return None
+    if kind is Psi and isinstance(value, dict):
+        value = {key: item for key, item in value.items() if key != "full_us"}
     _only(value, kind, name)
     return kind(**{key: _count(item, f"{name}.{key}") for key, item in value.items()})
-
-
-def _psi(value: Any, name: str) -> Psi | None:
-    if isinstance(value, dict):
-        value = {key: item for key, item in value.items() if key != "full_us"}
-    return _counters(Psi, value, name)
 
 
 def _only(value: Any, kind: Any, name: str) -> None:

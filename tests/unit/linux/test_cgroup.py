@@ -81,7 +81,8 @@ def test_the_files_of_a_cgroup(tmp_path):
     for frozen in (True, False):
         cgroup.freeze(folder, frozen)
         assert (folder / "cgroup.freeze").read_text() == f"{frozen:d}"
-    assert cgroup.pressure_file(folder) == folder / "io.pressure"
+    for name in ("io", "memory"):
+        assert cgroup.pressure_file(folder, name) == folder / f"{name}.pressure"
     assert cgroup.account_files(folder) == {
         "cpu_stat": f"{folder}/cpu.stat", "memory_peak": f"{folder}/memory.peak"
     }  # fmt: skip

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from hostguard.linux import psi
-from hostguard.linux.psi import Trigger, waited_us
+from hostguard.linux.psi import Trigger, totals_us, waited_us
 
 FILE = (
     "some avg10=1.00 avg60=0.50 avg300=0.10 total=7445221\n"
@@ -29,6 +29,11 @@ def test_what_a_pressure_file_says(tmp_path, text, found):
     (tmp_path / "io").write_text(text)
     us, reason = found
     assert waited_us(tmp_path / "io") == (us, reason.format(tmp_path / "io"))
+
+
+def test_all_totals_of_a_pressure_file_are_read(tmp_path):
+    (tmp_path / "memory").write_text(FILE)
+    assert totals_us(tmp_path / "memory") == {"some": 7445221, "full": 5752249}
 
 
 def test_where_there_is_no_file_the_reason_says_how_to_turn_it_on(tmp_path):
