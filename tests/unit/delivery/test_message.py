@@ -155,6 +155,19 @@ def test_run():
     new = intake.run({"mind": "runs", "key": "k", "max_wait_s": 2.5, "argv0": "make"}, CONFIG, NOW)
     assert (new.targets, new.expires_at) == ((Target("runs", "main", kind=Kind.RUN),), NOW + 2500)
     assert intake.run({"mind": "ada", "key": "k"}, CONFIG, NOW).expires_at == 0
+    long = {
+        "mind": "ada",
+        "key": "k" * 200,
+        "session": "s" * 100,
+        "description": "d" * 200,
+        "argv0": "a" * 200,
+    }
+    new = intake.run(long, CONFIG, NOW)
+    assert (new.key, new.targets[0].session) == (long["key"], long["session"])
+    assert json.loads(new.payload) == {"description": long["description"], "argv0": long["argv0"]}
+    for name in ("key", "session", "description", "argv0"):
+        more = {**long, name: long[name] + "x"}
+        assert refused(lambda more=more: intake.run(more, CONFIG, NOW))[0] == "bad_request"
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,12 @@ def test_what_is_cancelled_or_archived_counts_no_more(tmp_path):
         row, *_ = await host.send(unmatched())
         await host.parts.deliveries.cancel(row.id)
         assert host.quarantine.count("bob") == 0
-        for _ in range(QUARANTINE_MAX):
-            await host.send(unmatched())
+        oldest, *_ = await host.send(unmatched())
+        with host.parts.ledger.waiters.waiter(oldest.id) as archived:
+            assert not archived.done()
+            for _ in range(QUARANTINE_MAX):
+                await host.send(unmatched())
+            assert archived.done(), "there was no room for it any more"
         assert host.quarantine.count("bob") == (await host.queue.read(totals))["bob"]
 
     hosted(tmp_path, work)

@@ -1,12 +1,14 @@
 """Real files and real inotify."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import threading
 
 import pytest
+from until import until
 
 from hostguard.core.model import Config, Mind
 from hostguard.core.signals import RoutesChanged, Signal
@@ -320,6 +322,89 @@ def test_no_descriptor_leaks(there, tmp_path):
         await watched.files.reload(config(bob=there))
         await watched.files.reload(config(bob=there, two=there))
         assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    watching(work, bob=there)
+
+
+def test_a_file_of_the_largest_size_is_read(there):
+    there.write_text(routes("large").ljust(ROUTES_MAX))
+
+    async def work(watched):
+        assert watched.default() == "large"
+
+    watching(work, bob=there)
+
+
+def test_a_file_that_cannot_be_opened_is_reported_once(tmp_path, caplog):
+    path = tmp_path / "r"
+    path.symlink_to(path)
+
+    async def work(watched):
+        await watched.files.reload(config(bob=path))
+        await watched.files.reload(config(bob=path))
+        assert watched.files.get("bob") is None
+        assert caplog.text.count("cannot be read: Too many levels of symbolic links; bob has no routes") == 1
+        path.unlink()
+        path.write_text(routes("one"))
+        await watched.files.reload(config(bob=path))
+        assert watched.default() == "one"
+
+    watching(work, bob=path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(errno.ENOSPC, "there are too many watches: raise fs.inotify.max_user_watches"),
+     (errno.EACCES, "/x cannot be watched: Permission denied")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_watched_is_read_at_a_reload(there, monkeypatch, caplog, error, said):
+    def fails(self, folder, events):
+        raise OSError(error, os.strerror(error), "/x")
+
+    monkeypatch.setattr(route_files.Inotify, "watch", fails)
+
+    async def work(watched):
+        assert watched.default() == "one"
+        there.write_text(routes("two"))
+        await watched.files.reload(config(bob=there))
+        assert watched.default() == "two"
+        await watched.files.reload(config(bob=there))
+        assert caplog.text.count(f"{there}: changes take effect only at a reload: {said}") == 1
+
+    watching(work, bob=there)
+
+
+def test_a_device_that_does_not_answer_stops_no_start(there, monkeypatch, caplog):
+    monkeypatch.setattr(route_files, "LOAD_S", 0.05)
+    answers, look = threading.Event(), route_files._look_at
+
+    def waits(*what):
+        answers.wait(10)
+        return look(*what)
+
+    monkeypatch.setattr(route_files, "_look_at", waits)
+
+    async def work(watched):
+        assert watched.files.get("bob") is None
+        assert "the device does not answer" in caplog.text
+        answers.set()
+        assert await watched.change() == "bob"
+        assert watched.default() == "one"
+
+    watching(work, bob=there)
+
+
+def test_a_close_while_a_change_settles_reads_nothing_more(there, monkeypatch):
+    monkeypatch.setattr(route_files, "SETTLE_S", 5.0)
+
+    async def work(watched):
+        await watched.change()
+        there.write_text(routes("two"))
+        await until(lambda: watched.files._settling)
+        settling = watched.files._settling
+        await watched.files.close()
+        assert settling.cancelled()
+        watched.files._inotify = None  # closed already
 
     watching(work, bob=there)
 
