@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hostguard.config.schema import MIND
 from hostguard.config.toml import KeyPath, dotted, quoted
 from hostguard.core import paths
 from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
@@ -121,9 +122,9 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
     place = ("minds", name)
     if "command" in table and "url" in table:
         reading.refuse((*place, "url"), "a mind has a command or a url, not both")
-    for key in ("unit", "idle_end"):
-        if key in table and "url" not in table:
-            reading.refuse((*place, key), "only a mind with a url can have it")
+    for key, known in MIND.items():
+        if key in table and known.needs and known.needs not in table:
+            reading.refuse((*place, key), f"only a mind with a {known.needs} can have it")
     if "routes" in table and "user" not in table:
         text = "a mind with routes needs a user, to write the files that routes name"
         reading.refuse((*place, "routes"), text)

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from hostguard.config.schema import LIMITS, UNLIMITED
+from hostguard.config.schema import LIMITS, MIND, UNLIMITED
 from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
 
 HIDDEN = "(hidden)"
@@ -45,20 +45,16 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any]:
     own = {key: value for key, value in _limits(mind.limits).items() if value != turn.get(key)}
-    default = Mind(mind.name)
+    known = {path.partition(".")[0]: key for path, key in MIND.items()}
     shown = {
+        name: getattr(mind, name) for name, key in known.items() if not key.needs or getattr(mind, key.needs)
+    }
+    shown |= {
         "command": list(mind.command),
-        "url": mind.url,
-        "unit": mind.unit,
-        "routes": mind.routes,
         "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
-        "idle_end": mind.idle_end if mind.url else None,
-        "sleep_after": mind.sleep_after if mind.sleep_after != default.sleep_after else None,
+        "sleep_after": mind.sleep_after if mind.sleep_after != Mind(mind.name).sleep_after else None,
         "wake_on": _changed(mind.wake_on, WakeOn()),
-        "user": mind.user,
-        "directory": mind.directory,
         "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
-        "concurrent_turns": mind.concurrent_turns,
         "turn": own,
     }
     return {key: value for key, value in shown.items() if value not in ("", None, [], {})}

@@ -1,8 +1,7 @@
 """The keys of the configuration, with a parser for each and its allowed values in words. Pure.
 
 A parser takes a value from tomllib and returns it in the unit that model.py states. It raises ValueError,
-with a detail if one helps, for anything else. In the name of a key `*` is a name that the user chooses
-(names.py).
+with a detail if one helps, for anything else. In a key `*` is a name that the user chooses (names.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +31,7 @@ class Key:
     parse: Callable[[Any], Any]
     allowed: str
     secret: bool = False
+    needs: str = ""  # another key of the table, without which this one means nothing
 
 
 def _quantity(parse: Callable[[str], float], text: str) -> Any:
@@ -293,30 +293,34 @@ LIMITS = {
     "history_rows": _whole(0, 1_000_000),
 }
 
+MIND = {
+    "command": Key(_command, "a list of strings, the first one the absolute path of a program"),
+    "url": Key(_url, 'the address of its server, such as "http://127.0.0.1:4100"'),
+    "unit": Key(
+        _unit,
+        'the name of the service that runs its server, such as "hostguard-mind@alice.service"',
+        needs="url",
+    ),
+    "routes": Key(_absolute, "the absolute path of its routes.json"),
+    "token": Key(_token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256', secret=True),
+    "idle_end": replace(_time(1, 30 * DAY, "1 second to 30 days"), needs="url"),
+    "sleep_after": _time(0, 30 * DAY, "0 seconds to 30 days"),
+    "wake_on.dm": Key(_flag, "true or false"),
+    "wake_on.mention": Key(_flag, "true or false"),
+    "wake_on.channels": Key(_globs, "a list of patterns, in which * stands for any characters"),
+    "wake_on.senders": Key(_globs, "a list of patterns, in which * stands for any characters"),
+    "user": Key(_text, "the name of a user of this host"),
+    "directory": Key(_absolute, "an absolute path"),
+    "environment": Key(_environment, "a table of strings"),
+    "concurrent_turns": _COUNT,
+}
+
 KEYS: dict[str, Key] = {
     **{f"limits.{name}": key for name, key in LIMITS.items()},
     **{f"turn.{name}": key for name, key in _TURN.items()},
     **{f"pressure.{name}": key for name, key in PRESSURE.items()},
     "device.path": Key(_device, '"auto", "none", or an absolute path'),
-    "minds.*.command": Key(_command, "a list of strings, the first one the absolute path of a program"),
-    "minds.*.url": Key(_url, 'the address of its server, such as "http://127.0.0.1:4100"'),
-    "minds.*.unit": Key(
-        _unit, 'the name of the service that runs its server, such as "hostguard-mind@alice.service"'
-    ),
-    "minds.*.routes": Key(_absolute, "the absolute path of its routes.json"),
-    "minds.*.token": Key(
-        _token, '"sha256:" and the 64 hexadecimal digits of its token\'s SHA-256', secret=True
-    ),
-    "minds.*.idle_end": _time(1, 30 * DAY, "1 second to 30 days"),
-    "minds.*.sleep_after": _time(0, 30 * DAY, "0 seconds to 30 days"),
-    "minds.*.wake_on.dm": Key(_flag, "true or false"),
-    "minds.*.wake_on.mention": Key(_flag, "true or false"),
-    "minds.*.wake_on.channels": Key(_globs, "a list of patterns, in which * stands for any characters"),
-    "minds.*.wake_on.senders": Key(_globs, "a list of patterns, in which * stands for any characters"),
-    "minds.*.user": Key(_text, "the name of a user of this host"),
-    "minds.*.directory": Key(_absolute, "an absolute path"),
-    "minds.*.environment": Key(_environment, "a table of strings"),
-    "minds.*.concurrent_turns": _COUNT,
+    **{f"minds.*.{name}": key for name, key in MIND.items()},
     **{f"minds.*.turn.{name}": key for name, key in _TURN.items()},
     "events.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4200"'),
     "web.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4300"'),
