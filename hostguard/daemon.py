@@ -44,7 +44,6 @@ from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.dispatcher import Dispatcher
-from hostguard.gate.drivers import Drivers
 from hostguard.gate.gate import BacklogRows, Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, boot_id
@@ -72,13 +71,14 @@ from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
-from hostguard.turns.exec_driver import ExecDriver
+from hostguard.turns.drivers.choice import Drivers
+from hostguard.turns.drivers.exec_driver import ExecDriver
+from hostguard.turns.drivers.resident_driver import ResidentDriver
+from hostguard.turns.drivers.run_driver import RunDriver
 from hostguard.turns.idle_watch import IdleWatch
 from hostguard.turns.limit_check import Readback
 from hostguard.turns.live import Live, TurnEnded
 from hostguard.turns.mind_client import MindClient
-from hostguard.turns.resident_driver import ResidentDriver
-from hostguard.turns.run_driver import RunDriver
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger("hostguard")

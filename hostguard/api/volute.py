@@ -31,7 +31,7 @@ from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.policy import Policy
 from hostguard.systemd.notify import Notifier
 from hostguard.turns.done_tracker import DoneTracker
-from hostguard.turns.resident_driver import ResidentDriver
+from hostguard.turns.drivers.resident_driver import ResidentDriver
 
 log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from hostguard.core.ports import Configured
 from hostguard.core.tasks import Tasks
 from hostguard.core.units import turn_unit
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.drivers import Drivers
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RunClients
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.turns import exit_record
+from hostguard.turns.drivers.choice import Drivers
 from hostguard.turns.live import Live, Phase, Resident, Turn
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,8 @@ class Recovery:
         mind = self._policy.config.minds.get(row.mind)
         record = exit_record.read_record(turn_id)
         posted = row.posted_at > 0
-        driver = self._drivers.choose(row.kind, posted or (record is not None and record.anchor is not None))
+        anchored = record is not None and record.anchor is not None
+        driver = self._drivers.choose(row.kind, mind, posted or anchored)
         live = LiveTurn.of(row.row, unit, turn_id, driver.takes_input)
         turn = Turn(live, row.started_at or now_ms(), Phase.RUNNING, row, driver, waited=_waited(row))
         turn.max_turn = mind.limits.max_turn if mind else None

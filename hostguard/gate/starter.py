@@ -14,10 +14,10 @@ from hostguard.core.ports import Configured, RowSource
 from hostguard.core.signals import SessionChanged, Signal
 from hostguard.core.tasks import Tasks
 from hostguard.core.units import turn_unit
-from hostguard.gate.drivers import Drivers
 from hostguard.gate.ledger import Ledger
 from hostguard.store.writer import Unavailable
 from hostguard.telemetry.events import Event, Events
+from hostguard.turns.drivers.choice import Drivers
 from hostguard.turns.live import Live, Phase, Turn, TurnDriver
 from hostguard.turns.scopes import Scopes
 
@@ -51,7 +51,7 @@ class Starter:
             log.warning("%s is live already, but not ours: row %d waits for it", unit, row.id)
             return False
         self._rows.take(row)
-        driver = self._drivers.choose(row.kind, self._policy.config.minds[row.mind].url is not None)
+        driver = self._drivers.choose(row.kind, self._policy.config.minds[row.mind])
         live = LiveTurn.of(row, unit, id_, driver.takes_input)
         turn = Turn(live, now, Phase.STARTING, driver=driver)
         self._live.add(turn)

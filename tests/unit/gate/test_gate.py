@@ -1,4 +1,4 @@
-"""What the gate sees of the host and of minds, which driver runs what, and which rows a driver is handed."""
+"""What the gate sees of the host and of minds, and which rows a driver is handed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from hostguard.core.model import (
     Start,
 )
 from hostguard.core.settings import Level
-from hostguard.gate.drivers import Drivers
 from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store.settings import LIMIT, PAUSE, SLEEP
@@ -127,14 +126,6 @@ def test_what_is_given_back_is_offered_at_once(put_together):
         assert len(causes) == 1
 
     put_together(work)
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_one_place_chooses_the_driver(kind):
-    drivers = Drivers("exec", "run", "resident")
-    assert drivers.choose(kind, resident=False) == ("run" if kind is Kind.RUN else "exec")
-    of_mind = {Kind.RUN: "run", Kind.SCRIPT: "exec", Kind.FILE: "exec"}
-    assert drivers.choose(kind, resident=True) == of_mind.get(kind, "resident")
 
 
 class Client:

@@ -16,8 +16,8 @@ import pytest
 from hostguard.linux import cgroup
 from hostguard.systemd.fork_client import STUB, ForkClient, Stub
 from hostguard.systemd.fork_server import NOBODY
-from hostguard.turns import exec_driver as command
 from hostguard.turns import exit_record
+from hostguard.turns.drivers import exec_driver as command
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a stub becomes another user")
 

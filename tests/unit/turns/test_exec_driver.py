@@ -12,7 +12,7 @@ from turned_on import MIND, keeping, row
 
 from hostguard.core import outcome, paths
 from hostguard.core.model import NOT_HELD, Kind, LiveTurn, Waited
-from hostguard.turns.exec_driver import ExecDriver, work
+from hostguard.turns.drivers.exec_driver import ExecDriver, work
 from hostguard.turns.live import Phase, Turn
 
 

@@ -21,10 +21,10 @@ from hostguard.systemd.dbus import SystemdLost
 from hostguard.turns import idle_watch
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.drivers.resident_driver import ResidentDriver
 from hostguard.turns.idle_watch import IdleWatch
 from hostguard.turns.live import Phase, Resident
 from hostguard.turns.mind_client import Outcome, Posted
-from hostguard.turns.resident_driver import ResidentDriver
 
 TAKEN, DOWN = Posted(Outcome.TAKEN), Posted(Outcome.DOWN, "nobody listens")
 REFUSED = Posted(Outcome.REFUSED, "HTTP 500")

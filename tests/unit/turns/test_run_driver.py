@@ -9,8 +9,8 @@ from turned_on import MIND, keeping, row
 
 from hostguard.core.model import Kind
 from hostguard.systemd.dbus import SystemdError
+from hostguard.turns.drivers.run_driver import RunDriver
 from hostguard.turns.live import Phase
-from hostguard.turns.run_driver import RunDriver
 
 
 class Caller:

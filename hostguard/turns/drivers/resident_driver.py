@@ -220,8 +220,7 @@ class ResidentDriver(TurnDriver):
             self._settle(delivery, turn, over or Ending("done", "its turn is over"), waited)
 
     def _settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> None:
-        again = self._ledger.settle(row, turn, ending, waited)
-        if again is not None:
+        if (again := self._ledger.settle(row, turn, ending, waited)) is not None:
             self._rows.give_back(again)
 
     # -- what the mind reports
@@ -242,8 +241,7 @@ class ResidentDriver(TurnDriver):
         self.up(mind)
         for turn, resident in self._live.resident(mind):
             if session in (None, turn.live.session):
-                resident.heard = time.monotonic()
-                resident.reported = True
+                resident.heard, resident.reported = time.monotonic(), True
         self._adoption.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:
@@ -252,9 +250,7 @@ class ResidentDriver(TurnDriver):
         Done means that the session is at rest now, whatever it was sent before: so a late one ends the
         session's turn, too. It may not cover a message that is on its way to the mind at that moment; and if
         it may be about the turn before, it may not cover the current one: then the turn ends once it has been
-        quiet.
-
-        Returns those that ended a turn.
+        quiet. Returns those that ended a turn.
         """
         ended = []
         reason = "the mind reported that it is done" + (" with all sessions" if session is None else "")
@@ -324,7 +320,6 @@ class ResidentDriver(TurnDriver):
             self._done_tracker.expect(turn)
         if turn.record is None and turn.released:
             return outcome.RECORD_LOST
-        ours = turn.begun is not None
         return outcome.resident_ending(
-            turn.record, turn.stopped, turn.ran_s, turn.max_turn, resident.posted, ours
+            turn.record, turn.stopped, turn.ran_s, turn.max_turn, resident.posted, turn.begun is not None
         )
