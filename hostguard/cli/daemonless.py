@@ -135,7 +135,7 @@ def _configured(name: str) -> tuple[Config, Mind, str | None]:
 def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope]) -> Start | Hold:
     cap = config.mind_concurrent_turns if mind.concurrent_turns is None else mind.concurrent_turns
     live = tuple(LiveTurn(scope.unit, scope.mind) for scope in scopes)
-    host = HostView(len(live), live[0].unit if live else None, config.global_concurrent_turns)
+    host = HostView(len(live), tuple(turn.unit for turn in live), config.global_concurrent_turns)
     own = tuple(turn for turn in live if turn.mind == mind.name)
     verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), now_ms())
     assert not isinstance(verdict, Fold)  # no live turn takes input here

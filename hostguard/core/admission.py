@@ -35,13 +35,13 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
         return Hold(Reason.NO_WRITES, "the queue cannot be written to")
     if mind.down is not None:
         return Hold(Reason.MIND_DOWN, mind.down)
-    if same_session:
-        return Hold(Reason.SESSION_BUSY, same_session[0].unit)
-    if len(mind.live) >= mind.cap:
-        blocker = mind.live[0].unit if mind.live else f"the cap of {mind.name} is 0"
-        return Hold(Reason.MIND_BUSY, blocker)
+    if same_session or len(mind.live) >= mind.cap:
+        units = tuple(turn.unit for turn in mind.live)
+        if same_session:
+            return Hold(Reason.SESSION_BUSY, same_session[0].unit, units)
+        return Hold(Reason.MIND_BUSY, units[0] if units else f"the cap of {mind.name} is 0", units)
     if host.cap is not None and host.live >= host.cap:
-        return Hold(Reason.GLOBAL_CAP, host.oldest or "the global cap is 0")
+        return Hold(Reason.GLOBAL_CAP, host.units[0] if host.units else "the global cap is 0", host.units)
     if host.effective_cap is not None and host.live >= host.effective_cap:
-        return Hold(Reason.PRESSURE, host.oldest or "the device is stalled")
+        return Hold(Reason.PRESSURE, host.units[0] if host.units else "the device is stalled")
     return Start()

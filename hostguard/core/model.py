@@ -283,7 +283,7 @@ class HostView:
     """The host, as the gate sees it. `cap` None = unlimited; `effective_cap` is what pressure allows."""
 
     live: int
-    oldest: str | None = None  # the longest-running live unit, named as the blocker of a full cap
+    units: tuple[str, ...] = ()  # that are live; the first, which runs longest, is the blocker of a full cap
     cap: int | None = None
     effective_cap: int | None = None
     paused: bool = False
@@ -309,6 +309,7 @@ class Hold:
 
     reason: Reason
     blocker: str
+    units: tuple[str, ...] | None = None  # the turns of which one must end; None: it waits for something else
 
 
 Verdict = Start | Fold | Hold

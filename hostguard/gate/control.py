@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
-from hostguard.core.model import Delivery, Kind, Reason, State
+from hostguard.core.model import Delivery, Kind, State
 from hostguard.core.ports import Dispatching, HeldRows
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.deadlock import hopeless
@@ -215,13 +215,7 @@ class DeliveryControl:
             turn = self._live.by_id(row.turn or "")
             return [turn.live.unit] if turn is not None else None
         hold = self._gate.hold(row.row) if row.state is State.QUEUED else None
-        if hold is None:
-            return None
-        if hold.reason is Reason.GLOBAL_CAP:
-            return list(self._live.turns)
-        if hold.reason in (Reason.MIND_BUSY, Reason.SESSION_BUSY):
-            return [turn.unit for turn in self._live.of(row.mind)]
-        return None
+        return hold.units if hold is not None else None
 
     def reattach(self, row: Delivery, client: RunClient) -> None:
         """A `hostguard run` reconnected after a restart of the guard."""

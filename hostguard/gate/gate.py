@@ -33,7 +33,7 @@ class Gate:
     def host(self) -> HostView:
         """The host as the rule sees it."""
         return HostView(
-            len(self._live), self._live.oldest, self._policy.global_cap(), self._monitor.admit,
+            len(self._live), tuple(self._live.turns), self._policy.global_cap(), self._monitor.admit,
             self._policy.paused(), self._scopes.connected, self._queue.trouble is None,
         )  # fmt: skip
 

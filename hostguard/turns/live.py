@@ -196,8 +196,3 @@ class Live:
         if turn_id in self.turns:
             return self.turns[turn_id]
         return next((turn for turn in self if turn.live.id == turn_id), None)
-
-    @property
-    def oldest(self) -> str | None:
-        """The unit that has its slot for the longest time."""
-        return next(iter(self.turns), None)

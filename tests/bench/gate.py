@@ -73,7 +73,7 @@ class Turns:
     def decide_one(self) -> None:
         row = self.backlog.next()
         assert row is not None
-        host = HostView(len(self.live), None, LIVE, None, False, True)
+        host = HostView(len(self.live), (), LIVE, None, False, True)
         assert isinstance(decide(host, MindView(row.mind, 1, False), row, NOW), Start)
         self.backlog.remove(row.id, row.mind, row.session)
         self.backlog.park(row.mind)

@@ -66,7 +66,7 @@ def test_the_view_is_what_the_parts_say(put_together):
             PAUSE.to("", True), PAUSE.to(".mind.a", True), SLEEP.to("a", {"since": 1, "until": None}),
             LIMIT.to("global_concurrent_turns", limits), LIMIT.to("mind_concurrent_turns", limits),
         )  # fmt: skip
-        assert guard.gate.host() == HostView(1, "u.scope", 2, guard.monitor.admit, True, False, False)
+        assert guard.gate.host() == HostView(1, ("u.scope",), 2, guard.monitor.admit, True, False, False)
         assert guard.monitor.admit is not None
         assert guard.gate.view("a") == MindView("a", 2, True, True, (INPUT,), "a is down: nobody listens")
 

@@ -53,6 +53,23 @@ def test_table(host, mind, row, want):
         assert got.blocker
 
 
+@pytest.mark.parametrize(
+    ("host", "mind", "row", "units"),
+    [
+        (HostView(2, ("u-one", "u-two"), cap=2), MindView("x", 1), ROW, ("u-one", "u-two")),
+        (HostView(0, cap=0), MindView("x", 1), ROW, ()),
+        (HostView(2, ("u-one", "u-other"), cap=2), MindView("x", 1, live=(OTHER,)), ROW, ("u-other",)),
+        (HostView(2), MindView("x", 3, live=(OTHER, SAME)), ROW, ("u-other", "u-same")),
+        (HostView(0), MindView("x", 0), ROW, ()),
+        (HostView(1, ("u-one",), effective_cap=1), MindView("x", 1), ROW, None),
+        (HostView(1, ("u-other",), paused=True), MindView("x", 1, live=(OTHER,)), ROW, None),
+        (HostView(1, ("u-other",)), MindView("x", 1, live=(OTHER,)), LATER, None),
+    ],
+)
+def test_a_hold_names_the_turns_of_which_one_must_end(host, mind, row, units):
+    assert decide(host, mind, row, NOW).units == units
+
+
 @dataclass
 class Naive:
     """All rows in one dict; the next row is found by asking about every one."""
@@ -96,7 +113,7 @@ class Gate(RuleBasedStateMachine):
         return MindView(mind, self.caps[mind], mind in self.paused, live=live)
 
     def host(self):
-        return HostView(len(self.live), "oldest", self.cap, None, "host" in self.paused)
+        return HostView(len(self.live), ("oldest",), self.cap, None, "host" in self.paused)
 
     def ask(self, row):
         return decide(self.host(), self.view(row.mind), row, self.now)

@@ -17,11 +17,11 @@ def turn(unit, mind="m", session="s", id_=None, takes=False, **more):
 
 def test_slots_by_name_mind_and_session():
     live, first, other = Live(), turn("a", id_="1", takes=True), turn("b", "n", None, "2")
-    assert (len(live), live.oldest, live.of("m"), live.sessions("m")) == (0, None, (), set())
+    assert (len(live), [*live.turns], live.of("m"), live.sessions("m")) == (0, [], (), set())
     live.add(first)
     live.add(other)
     live.add(turn("c", "m", "t"))
-    assert (len(live), live.oldest) == (3, "a")
+    assert (len(live), next(iter(live.turns))) == (3, "a")
     assert [one.live.unit for one in live] == ["a", "b", "c"]
     assert live.of("m") == (first.live, live.turns["c"].live)
     assert live.sessions("m") == {"s", "t"}
@@ -40,7 +40,7 @@ def test_slots_by_name_mind_and_session():
     assert live.remove(first)
     assert not live.remove(first), "a second end"
     assert not live.remove(turn("c")), "another turn of that name"
-    assert (len(live), live.oldest, live.sessions("m")) == (2, "b", {"t"})
+    assert (len(live), next(iter(live.turns)), live.sessions("m")) == (2, "b", {"t"})
     live.close_input(first)
     assert len(live.of("m")) == 1
     live.remove(other)
