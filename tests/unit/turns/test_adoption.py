@@ -359,7 +359,8 @@ def test_an_anchor_is_ended_if_its_pid_is_still_its_own(tmp_path, monkeypatch):
         descriptors = len(os.listdir("/proc/self/fd"))
         (tmp_path / "cgroup.procs").write_text("1\n")
         assert adoption._kill(anchor.pid, tmp_path)
-        assert anchor.poll() is None, "the pid is another process's by now"
+        with pytest.raises(subprocess.TimeoutExpired):  # the pid is another process's by now
+            anchor.wait(0.1)
         (tmp_path / "cgroup.procs").write_text(f"1\n{anchor.pid}\n")
         assert adoption._kill(anchor.pid, tmp_path)
         assert anchor.wait(10) == -signal.SIGKILL
