@@ -218,6 +218,17 @@ def test_the_timer_is_set_by_a_look_alone(tmp_path):
     run(main())
 
 
+def test_the_first_schedule_that_is_added_fires_by_itself(tmp_path):
+    async def main():
+        async with Host(tmp_path, now=NOON + HOUR - 300) as host:
+            await host.scheduler.add(beat())
+            host.now = NOON + HOUR
+            await until(lambda: host.scheduler.times("beat-bob")[1])
+            assert await host.keys() == [key(NOON + HOUR)]
+
+    run(main())
+
+
 def test_a_schedule_that_does_not_run_has_no_next_time(tmp_path, caplog):
     async def main():
         off, nowhere = beat(enabled=False, name="off"), replace(beat(name="nowhere"), timezone="No/Where")
