@@ -103,6 +103,22 @@ def test_nobody_listens() -> None:
     assert "http://127.0.0.1:9 accepts no connections" in posted.text
 
 
+def test_a_client_is_made_once_and_closed() -> None:
+    async def main() -> None:
+        client = MindClient()
+        await client.close()  # none was made: the host has no resident mind
+        client.open()
+        made = client._client
+        client.open()
+        assert client._client is made
+        assert made is not None
+        assert not made.is_closed
+        await client.close()
+        assert made.is_closed
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("url", ["http://xn--a:4100", "http://\udc80:1", "http://[::1", "ftp://a"])
 def test_a_url_that_cannot_be_posted_to_is_refused(url: str) -> None:
     """httpx raises what it likes there, such as a UnicodeError of idna."""
