@@ -22,8 +22,9 @@ from starlette.responses import Response
 from hostguard.api.http import on
 from hostguard.api.views import effective_cap
 from hostguard.core.errors import unavailable
-from hostguard.core.model import Mind, Reason
+from hostguard.core.model import Mind
 from hostguard.core.ports import HeldRows
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate

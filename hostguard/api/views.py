@@ -8,9 +8,10 @@ from typing import Any
 
 from hostguard.core import outcome
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Delivery, Hold, HostView, Mind, MindView, Reason, Row, State
+from hostguard.core.model import Delivery, Hold, HostView, Mind, MindView, Row, State
 from hostguard.core.outcome import Usage
 from hostguard.core.ports import HeldRows
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.core.text import span
 from hostguard.core.units import parse_turn_unit, turn_unit
@@ -169,28 +170,14 @@ class Views:
 # -- pure
 
 
-_SENTENCES = {
-    Reason.PAUSED: "the guard is paused (hostguard resume)",
-    Reason.MIND_PAUSED: "{blocker} (hostguard resume MIND)",
-    Reason.SESSION_BUSY: "its session is busy{behind}",
-    Reason.MIND_BUSY: "the mind is busy, no slot of its own cap is free{behind}",
-    Reason.GLOBAL_CAP: "no slot of the global cap is free{behind}",
-    Reason.PRESSURE: "the disk is {level} ({evidence}), and fewer turns may run{behind}",
-    Reason.ASLEEP: "{blocker} (hostguard wake MIND)",
-    Reason.NO_SYSTEMD: "systemd does not answer, and nothing starts uncounted",
-    Reason.NO_WRITES: "{blocker}, so the ends of turns cannot be stored",
-}
-
-
 def sentence(hold: Hold, level: Level, evidence: str) -> str:
     """What a row waits for, in words."""
     blocker = hold.blocker
-    text = _SENTENCES.get(hold.reason, "{blocker}")
     if ours := parse_turn_unit(blocker):
         behind = f", behind turn {ours[1]}"
     else:
         behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
-    return text.format(blocker=blocker, behind=behind, level=level, evidence=evidence)
+    return hold.reason.sentence.format(blocker=blocker, behind=behind, level=level, evidence=evidence)
 
 
 def ended_turn(row: Delivery) -> Json:

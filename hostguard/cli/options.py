@@ -13,7 +13,7 @@ from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.render import to_json
 from hostguard.cli.tables import mind_session, row_line
 from hostguard.core.clock import now_ms
-from hostguard.core.quantities import parse_duration, parse_when
+from hostguard.core.text import parse_duration, parse_when
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from hostguard.core.names import SESSION_MAX, own_session
-from hostguard.core.quantities import DAY, parse_duration, parse_size
+from hostguard.core.text import DAY, parse_duration, parse_size
 from hostguard.linux.timezones import zones
 
 UNLIMITED = "unlimited"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from hostguard.core.model import Fold, Hold, HostView, MindView, Reason, Row, Start, Verdict
-
-# Reasons that hold every row that would start a turn, whatever its mind.
-OF_THE_HOST = (Reason.PAUSED, Reason.NO_SYSTEMD, Reason.NO_WRITES, Reason.GLOBAL_CAP, Reason.PRESSURE)
-# Reasons that hold only the rows of the same session; all others hold the mind's rows.
-OF_THE_SESSION = (Reason.SESSION_BUSY, Reason.NOT_DUE)
+from hostguard.core.model import Fold, Hold, HostView, MindView, Row, Start, Verdict
+from hostguard.core.reasons import Reason
 
 
 def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:

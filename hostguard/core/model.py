@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hostguard.core.names import MAIN_SESSION
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Settings
 
 
@@ -33,25 +34,6 @@ class State(StrEnum):
 
 
 PENDING = (State.QUEUED, State.DELIVERING, State.BATCHING, State.QUARANTINED)
-
-
-class Reason(StrEnum):
-    """Why a row does not start now."""
-
-    PAUSED = "paused"
-    MIND_PAUSED = "mind_paused"
-    ASLEEP = "asleep"
-    NOT_DUE = "not_due"
-    CALLER_AWAY = "caller_away"
-    UNKNOWN_MIND = "unknown_mind"
-    SESSION_BUSY = "session_busy"
-    MIND_BUSY = "mind_busy"
-    GLOBAL_CAP = "global_cap"
-    PRESSURE = "pressure"
-    MIND_DOWN = "mind_down"  # a resident mind's server does not take connections
-    NO_SYSTEMD = "no_systemd"
-    NO_WRITES = "no_writes"  # the card is full, read-only, or gone: a turn's end could not be stored
-    RESTART = "restart"  # held since before the guard started: the reason is not stored
 
 
 class Kind(StrEnum):

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from hostguard.core import outcome
-from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION
 from hostguard.core.clock import AGAIN_MS, CHECK_S, now_ms
-from hostguard.core.model import Delivery, Fold, Hold, Kind, Reason, Row, Start, State
+from hostguard.core.model import Delivery, Fold, Hold, Kind, Row, Start, State
+from hostguard.core.reasons import HOST, SESSION, Reason
 from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
@@ -110,7 +110,7 @@ class Dispatcher:
         """
         try:
             verdict = self._gate.verdict(row)
-            if isinstance(verdict, Hold) and verdict.reason in OF_THE_HOST:
+            if isinstance(verdict, Hold) and verdict.reason.holds == HOST:
                 return False
             self._act(row, verdict, now)
         except Exception:
@@ -129,7 +129,7 @@ class Dispatcher:
         elif verdict.reason is Reason.CALLER_AWAY:
             self._take_out(row)
             self._run_clients.park(row)
-        elif verdict.reason in OF_THE_SESSION:
+        elif verdict.reason.holds == SESSION:
             self._backlog.park(row.mind, row.session)
         else:
             self._backlog.park(row.mind)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from hostguard.core.admission import decide
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Reason, Row, Verdict
+from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Verdict
+from hostguard.core.reasons import Reason
 from hostguard.core.signals import Redrive, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.policy import Policy

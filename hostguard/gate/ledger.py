@@ -14,8 +14,9 @@ from typing import Any
 
 from hostguard.core import outcome as outcome_
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Delivery, Hold, Kind, Reason, Row, State, Waited
+from hostguard.core.model import Delivery, Hold, Kind, Row, State, Waited
 from hostguard.core.ports import Configured
+from hostguard.core.reasons import Reason
 from hostguard.core.signals import RowsStored, Signal
 from hostguard.gate.notices import dead_letter, script_message
 from hostguard.gate.run_clients import RunClients

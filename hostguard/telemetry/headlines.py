@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hostguard.core.reasons import BY_NAME
 from hostguard.core.text import clock, duration, size
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -13,21 +14,6 @@ INFO, WARN, BAD = range(3)
 Line = tuple[int, str, str]  # severity, subject, and a sentence that is not `safe` yet
 TROUBLE_MS = 3_600_000  # past trouble is shown for an hour
 
-WHY = {
-    "paused": "all are paused: hostguard resume",
-    "mind_paused": "paused: hostguard resume {mind}",
-    "asleep": "asleep: hostguard wake {mind}",
-    "caller_away": "its hostguard run is not connected",
-    "unknown_mind": "not configured",
-    "session_busy": "session busy",
-    "mind_busy": "mind busy",
-    "global_cap": "no slot free",
-    "pressure": "disk not calm",
-    "mind_down": "server down",
-    "no_systemd": "systemd does not answer",
-    "no_writes": "the disk accepts no writes",
-}
-BUSY = ("session_busy", "mind_busy", "global_cap", "pressure")  # reasons with a turn as their cause
 QUIET = ("idle", "asleep")  # states of a mind
 WEAK = {"inert": "not enforced", "partial": "enforced only in part"}
 
@@ -50,15 +36,20 @@ def news(status: Any, now: int) -> list[Line]:
     return sorted(lines, key=lambda line: -line[0])
 
 
+def reason_text(reason: str, mind: str) -> str:
+    """Why deliveries of a mind wait, in a few words; a reason of a later version is its own."""
+    return BY_NAME[reason].words.format(mind=mind) if reason in BY_NAME else reason
+
+
 def hold_text(hold: Any, mind: str) -> str:
     """Why a delivery of a mind waits and behind what, in words; `hold` as in the API, None if it does not."""
     if not hold:
         return ""
     reason, blocker = str(hold["reason"]), hold["blocker"]
-    text = WHY.get(reason, reason).format(mind=mind)
+    text = reason_text(reason, mind)
     if reason == "mind_down":
         return f"{text}: {blocker}"
-    if reason not in BUSY or not blocker:
+    if reason not in BY_NAME or "{behind}" not in BY_NAME[reason].sentence or not blocker:
         return text
     # A unit contains no space; a cap of 0 comes as words.
     return f"{text}: {blocker}" if " " in blocker else f"{text}, behind {_turn(blocker)}"

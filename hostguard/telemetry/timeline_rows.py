@@ -25,7 +25,7 @@ class Ended(NamedTuple):
     ended_at: int
     failed: int  # attempts
     held_ms: int | None
-    held_for: str | None  # model.Reason
+    held_for: str | None  # core.reasons.Reason
     cpu_ms: int | None
     read_bytes: int | None
     write_bytes: int | None

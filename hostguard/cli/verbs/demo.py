@@ -15,7 +15,7 @@ from hostguard.cli.demo.view import choose
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.cli.options import DURATION, Parsed, json_option, show
 from hostguard.core import paths
-from hostguard.core.quantities import parse_size
+from hostguard.core.text import parse_size
 
 STOP_FILE = "CARD_STOP"  # environment variable of packaging/quickstart: the file that stops its card
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hostguard.core.text import clock, duration, ms, size
-from hostguard.telemetry.headlines import WHY, busy_minds, hold_text, turns, waits
+from hostguard.telemetry.headlines import busy_minds, hold_text, reason_text, turns, waits
 from hostguard.telemetry.page.charts import html
 
 WAITING_SHOWN = 8  # minds, so that what follows stays on the screen
@@ -83,9 +83,7 @@ def minds(rows: Sequence[Any]) -> str:
 
 
 def _reason(reason: str | None, mind: str) -> str:
-    if reason is None:
-        return "-"
-    return "the guard's restart" if reason == "restart" else WHY.get(reason, reason).format(mind=mind)
+    return "-" if reason is None else reason_text(reason, mind)
 
 
 def incidents(found: Sequence[Any], now: int) -> str:

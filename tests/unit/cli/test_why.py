@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hostguard.api.views import sentence
-from hostguard.core.model import Hold, Reason
+from hostguard.core.model import Hold
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 
 UNIT = "hostguard-turn-ada-16.scope"

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hostguard.core.model import NOT_HELD, Reason, Waited
+from hostguard.core.model import NOT_HELD, Waited
 from hostguard.core.outcome import Record, Usage, backoff, ending, resident_ending, result, row_of, turn_id
+from hostguard.core.reasons import Reason
 from hostguard.turns.exit_record import parse_record
 
 RAN = Record(released=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hostguard.core.quantities import parse_duration, parse_size, parse_when
+from hostguard.core.text import parse_duration, parse_size, parse_when
 
 
 @pytest.mark.parametrize(

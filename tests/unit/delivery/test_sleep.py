@@ -12,7 +12,8 @@ from until import until
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
-from hostguard.core.model import Config, Kind, Mind, Reason
+from hostguard.core.model import Config, Kind, Mind
+from hostguard.core.reasons import Reason
 from hostguard.delivery import message as intake
 from hostguard.store import requests
 from hostguard.store.settings import SLEEP, WOKEN, stored, write

@@ -19,7 +19,8 @@ from played import CRASH, MINDS, OK, playing
 
 from hostguard.core import outcome
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Hold, Reason, Row, State
+from hostguard.core.model import Hold, Row, State
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.pressure.rule import State as PressureState
 from hostguard.store import deliveries

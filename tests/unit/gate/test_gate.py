@@ -11,19 +11,8 @@ from onqueue import on_queue
 from played import CONFIG, parts
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import (
-    Config,
-    Fold,
-    Hold,
-    HostView,
-    Kind,
-    LiveTurn,
-    Mind,
-    MindView,
-    Reason,
-    Row,
-    Start,
-)
+from hostguard.core.model import Config, Fold, Hold, HostView, Kind, LiveTurn, Mind, MindView, Row, Start
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.pressure.rule import State as PressureState

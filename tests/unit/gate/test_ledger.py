@@ -11,8 +11,9 @@ from onqueue import acceptor, message, on_queue, put, to
 from played import CRASH, OK, on_manager, parts
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Reason, Row, State, Waited
+from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Row, State, Waited
 from hostguard.core.outcome import Ending, Record
+from hostguard.core.reasons import Reason
 from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New

@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hostguard.core.admission import OF_THE_HOST, OF_THE_SESSION, decide
-from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Reason, Row, Start
+from hostguard.core.admission import decide
+from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Start
+from hostguard.core.reasons import HOST, SESSION, Reason
 from hostguard.gate.backlog import Backlog
 
 NOW = 1_000_000
@@ -189,10 +190,10 @@ class Gate(RuleBasedStateMachine):
                 self.live[row.id] = LiveTurn(f"u{row.id}", row.mind, row.session, str(row.id))
                 assert self.cap is None or len(self.live) <= self.cap
                 assert len(self.view(row.mind).live) <= self.caps[row.mind]
-            elif verdict.reason in OF_THE_HOST:
+            elif verdict.reason.holds == HOST:
                 break
             else:
-                self.backlog.park(row.mind, row.session if verdict.reason in OF_THE_SESSION else None)
+                self.backlog.park(row.mind, row.session if verdict.reason.holds == SESSION else None)
         assert self.naive.next(self.ask) is None, "no startable row waits while a slot is free"
 
     @invariant()

@@ -13,8 +13,9 @@ from onqueue import message, on_queue, put
 from played import OK, Played, parts
 
 from hostguard.core.clock import now_ms
-from hostguard.core.model import Config, Fold, Kind, LiveTurn, Mind, Reason, Row, Start
+from hostguard.core.model import Config, Fold, Kind, LiveTurn, Mind, Row, Start
 from hostguard.core.outcome import Ending
+from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.core.signals import Redrive
 from hostguard.pressure.rule import State as PressureState

@@ -8,7 +8,8 @@ import pytest
 from onqueue import message, on_queue, put
 from played import managed
 
-from hostguard.core.model import Config, LiveTurn, Mind, Reason
+from hostguard.core.model import Config, LiveTurn, Mind
+from hostguard.core.reasons import Reason
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.turns.live import Phase, Resident, Turn
 from hostguard.turns.mind_client import Outcome, Posted
