@@ -59,6 +59,7 @@ def test_each_session_has_its_own_and_the_end_is_waited_for() -> None:
         one = dones.note(turn("s", 1), "s", None)
         assert dones.before(turn("s", 2), "s") == dones.before(turn("s", 2), None) == [one]
         assert dones.before(turn("t", 2), "t") == dones.before(turn("t", 2), None) == []
+        assert one.may_be(None, True), "until its answer has been read the mind may try it again"
         waiting = asyncio.create_task(dones.stored([one]))
         await asyncio.sleep(0.05)
         assert not waiting.done()
