@@ -428,6 +428,32 @@ def test_dead_processes_are_forgotten_once_there_are_many(adopted, monkeypatch):
     adopted(work)
 
 
+def test_a_servers_work_counts_until_a_process_of_its_was_adopted(adopted, monkeypatch):
+    async def work(host):
+        def works(cpu_s):
+            host.found[SERVER] = Process(SERVER, 100, 1, cpu_s, False)
+
+        await host.turn()
+        assert host.adoption.idle_ms("a.scope") == 0
+        await asyncio.sleep(0.02)
+        assert host.adoption.idle_ms("a.scope") >= 20
+        works(5.0)
+        assert host.adoption.idle_ms("a.scope") == 0, "it may do the session's work itself"
+        host.begin(11)
+        host.adoption.look("m")
+        await until(lambda: host.adoption._visits["a.scope"].adopted)
+        host.adoption.idle_ms("a.scope")
+        await asyncio.sleep(0.02)
+        works(9.0)
+        assert host.adoption.idle_ms("a.scope") >= 20, "others may have its work"
+        used = 0
+        monkeypatch.setattr(adoption.cgroups, "cpu_usec", lambda scope: used)
+        used = 9_000_000
+        assert host.adoption.idle_ms("a.scope") == 0, "so did the scope"
+
+    adopted(work)
+
+
 def test_a_scope_that_ended_without_the_driver_is_forgotten(adopted):
     async def work(host):
         await host.turn()
