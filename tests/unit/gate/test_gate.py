@@ -133,6 +133,8 @@ def test_a_run_client_is_its_process_while_that_runs_as_its_user():
     try:
         assert client.alive()
         assert not other.alive(), "a process that changed its user is not trusted"
+        client.tell({"event": "held"})
+        assert client.events.get_nowait() == {"event": "held"}
     finally:
         process.kill()
         process.wait()

@@ -64,7 +64,7 @@ class Processes:
         self.thawed.append((unit, seconds))
 
     def close(self):
-        pass
+        self.closed = True
 
 
 class Client:
@@ -86,7 +86,7 @@ class Client:
         return answer
 
     async def close(self):
-        pass
+        self.closed = True
 
 
 class Ledger:
@@ -338,6 +338,8 @@ def test_a_guard_that_stops_leaves_a_fold_to_the_next(driven):
         await posting.wait()
         feeding = turn.resident.feeding
         await parts.driver.close()
+        assert parts.processes.closed
+        assert parts.client.closed
         await until(feeding.done)
         assert feeding.cancelled()
         assert (parts.ledger.settled, parts.ledger.folds, parts.given_back) == ([], [], [])
