@@ -394,6 +394,20 @@ def test_a_device_that_does_not_answer_stops_no_start(there, monkeypatch, caplog
     watching(work, bob=there)
 
 
+def test_a_close_leaves_the_watch_to_the_thread_that_uses_it(there, monkeypatch):
+    monkeypatch.setattr(route_files, "LOAD_S", 0.05)
+    answers = threading.Event()
+    monkeypatch.setattr(route_files, "_look_at", lambda *what: answers.wait(10) and [])
+
+    async def work(watched):
+        fd = watched.files._inotify.fd
+        await watched.files.close()
+        os.fstat(fd)  # open
+        answers.set()
+
+    watching(work, bob=there)
+
+
 def test_a_close_while_a_change_settles_reads_nothing_more(there, monkeypatch):
     monkeypatch.setattr(route_files, "SETTLE_S", 5.0)
 
