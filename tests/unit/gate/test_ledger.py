@@ -10,13 +10,16 @@ import pytest
 from onqueue import acceptor, message, on_queue, put, to
 from played import CRASH, OK, on_manager, parts
 
+from hostguard.core import paths
 from hostguard.core.clock import now_ms
 from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Row, State, Waited
 from hostguard.core.outcome import Ending, Record
+from hostguard.core.outcome import turn_id as turn_id_of
 from hostguard.core.reasons import Reason
 from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
+from hostguard.turns import exit_record
 from hostguard.turns.live import Phase, Turn
 
 EXPIRES_MS = 300
@@ -76,6 +79,24 @@ def test_a_run_that_may_not_wait_is_offered_once(tmp_path, paused):
         client.close()
 
     on_manager(tmp_path, work)
+
+
+@pytest.mark.parametrize("attempts", [0, 2])
+def test_a_row_that_is_closed_leaves_no_record_of_a_turn(tmp_path, monkeypatch, attempts):
+    monkeypatch.setattr(paths, "TURNS", tmp_path / "turns")
+    turn_id = turn_id_of(1, attempts)
+
+    async def work(queue):
+        guard = parts(queue)
+        _, (row,) = await put(queue, message("a"))
+        guard.ledger.remember(replace(row, attempts=attempts))
+        assert exit_record.prepare(LiveTurn("u", "a", "main", turn_id))
+        with guard.waiters.waiter(1) as ended:
+            await guard.ledger.close(row.row, State.CANCELLED, "by request")
+            await asyncio.wait_for(ended, 5)
+        assert [*paths.TURNS.iterdir()] == []
+
+    on_queue(tmp_path, work)
 
 
 SETTLED = [

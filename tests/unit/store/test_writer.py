@@ -255,6 +255,21 @@ def test_what_was_told_survives_kill_9(tmp_path):
     on_queue(tmp_path, work)
 
 
+def test_a_write_that_hangs_keeps_no_process_alive(tmp_path):
+    """As on a dead card: the guard must be able to end."""
+    script = textwrap.dedent("""
+        import asyncio, pathlib, sys, threading
+        from hostguard.store.writer import Queue
+        async def main():
+            queue = Queue(pathlib.Path(sys.argv[1]) / "queue.db"); await queue.open()
+            begun = threading.Event()
+            queue.submit(lambda db: (begun.set(), threading.Event().wait()))
+            await asyncio.to_thread(begun.wait)
+        asyncio.run(main())
+    """)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=20)
+
+
 def test_a_newer_schema_is_left_alone(tmp_path):
     db = sqlite3.connect(tmp_path / "queue.db")
     db.execute("PRAGMA user_version=99")

@@ -484,6 +484,26 @@ def test_a_quiet_turn_is_over(driven, idle_s, empty, frozen, want):
     driven(work)
 
 
+@pytest.mark.parametrize("what", ["a command's", "not posted", "a mind that is gone"])
+def test_only_what_a_known_mind_has_taken_ends_by_being_quiet(driven, what):
+    async def work(parts):
+        turn = await parts.started()
+        turn.resident.heard = turn.resident.fed = time.monotonic() - 1000
+        parts.processes.idle = 900_000
+        if what == "a command's":
+            parts.live.remove(turn)
+            parts.keeper.turn("8")
+        if what == "not posted":
+            turn.resident.posted = False
+        if what == "a mind that is gone":
+            parts.config = Config()
+        parts.idle_watch._check(parts.driver.finish)
+        assert turn.resident.ending is None
+        assert parts.keeper.over == []
+
+    driven(work)
+
+
 @pytest.mark.parametrize(("idle_end", "delay"), [(600, idle_watch.CHECK_S), (2, 0.5)])
 def test_how_often_turns_are_checked(driven, idle_end, delay):
     async def work(parts):
