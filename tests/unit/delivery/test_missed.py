@@ -66,6 +66,7 @@ def test_a_time_that_fired_with_another_message_is_not_fired_again(tmp_path):
             await host.at(NOON - 3 * HOUR)
             await host.reload(replace(beat(catch_up="all"), message="other"))
             await host.at(NOON + HOUR)
+            assert (await host.settings(FIRED))["fired.beat-bob"]["seen"] == NOON + HOUR
             await host.at(NOON + 2 * HOUR)
             assert await host.keys() == [key(NOON + n * HOUR) for n in (1, -2, -1, 0, 2)]
 

@@ -231,6 +231,9 @@ def test_place_in_line_and_kind():
     backlog.remove(1, "x", "a")
     assert backlog.next() == Row(3, "x", "a")
     assert backlog.first("y") is backlog.first_in("y", "a") is None
+    backlog.add(Row(4, "z", "a", NOW + 10), NOW)
+    assert [backlog.due_by("z", NOW + after) for after in (9, 10, 11)] == [False, True, True]
+    assert [backlog.due_by(mind, NOW) for mind in ("x", "y")] == [True, False]
     assert (backlog.place(4, "y"), backlog.count("y")) == (1, 0)
 
 
