@@ -31,7 +31,7 @@ UNKNOWN_OUTCOME = {
     f"{DBUS}.Error.{name}"
     for name in ("NoReply", "Timeout", "TimedOut", "Disconnected", "NameHasNoOwner", "ServiceUnknown")
 }
-HANDSHAKE_S = 1.0  # between two looks whether dbus-next reads on for ever
+HANDSHAKE_CPU_S = 0.5  # of the process; a handshake takes some milliseconds
 RECONNECT_S = (0.05, 2.0)  # first and longest pause between two tries
 
 
@@ -52,7 +52,7 @@ def _interrupted_handshake() -> Iterator[None]:
     """End the reading of a bus that hangs up in the handshake.
 
     dbus-next 0.2.3 reads on then for ever, without a pause, and blocks the event loop: only a signal gets
-    through to it. It interrupts nothing but dbus-next.
+    through to it, after so much CPU as no handshake takes. It interrupts nothing but dbus-next.
     """
 
     def hung_up(_: int, frame: FrameType | None) -> None:
@@ -61,13 +61,13 @@ def _interrupted_handshake() -> Iterator[None]:
                 raise EOFError("it hung up during the handshake")
             frame = frame.f_back
 
-    before = signal.signal(signal.SIGALRM, hung_up)
-    signal.setitimer(signal.ITIMER_REAL, HANDSHAKE_S, HANDSHAKE_S)
+    before = signal.signal(signal.SIGPROF, hung_up)
+    signal.setitimer(signal.ITIMER_PROF, HANDSHAKE_CPU_S, HANDSHAKE_CPU_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @dataclass(eq=False)
