@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
 
+from croniter import CroniterBadDateError, croniter
+
 from hostguard.core.model import Schedule
 
 CRON_MAX = 200  # characters
@@ -54,8 +56,6 @@ def cron_fault(text: str) -> str | None:
         return f"it has more than {CRON_MAX} characters"
     if len(text.split()) != 5:
         return 'it needs five fields, "minute hour day month weekday", such as "*/15 8-18 * * mon-fri"'
-    from croniter import CroniterBadDateError, croniter  # 2 MB that a host without schedules does not need
-
     # croniter also knows H and R, which are random: not the same after a restart.
     if not re.fullmatch(r"[0-9A-Za-z*/,# \t-]+", text) or re.search(r"(?i)(?<![a-z])[hr](?![a-z])", text):
         return "a field may have only numbers, names such as mon or jan, and * / , - #"
@@ -152,8 +152,6 @@ def _every_hour(cron: str, after: int, zone: tzinfo) -> Iterator[int]:
 
 
 def _wall_times(cron: str, after: datetime) -> Iterator[datetime]:
-    from croniter import croniter
-
     # Without a time zone: croniter's rules for the changes differ between versions.
     steps = croniter(cron, after.replace(second=0, microsecond=0))
     while True:
