@@ -89,7 +89,9 @@ def test_nothing_more_is_posted_into_a_turn_that_is_stopped(host: ResidentHost) 
     first = host.send("m", "0 !work=60")
     turn = host.in_turn(first)
     waits = host.send("o", "x")
-    rows = [host.send("m", str(i)) for i in range(1, 7)]
+    rows = [
+        host.send("m", f"{i} !work=0.5") for i in range(1, 7)
+    ]  # so that each finds the turn before it live
     wait_for(lambda: len(mind.taken()) == 3)
     host.post(f"/v1/turns/{turn['id']}/stop")
     host.done(first, waits, *rows)

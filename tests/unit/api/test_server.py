@@ -674,7 +674,7 @@ def test_nothing_is_imported_once_it_serves(tmp_path: Path) -> None:
 
 
 def test_the_daemon_goes_without_what_it_does_not_need() -> None:
-    program = "import sys, hostguard.daemon; print({'click', 'uvicorn', 'logging.config', 'multiprocessing', 'anyio._backends._asyncio'} & {*sys.modules})"
+    program = "import sys, hostguard.daemon; print({'click', 'httpx', 'uvicorn', 'logging.config', 'multiprocessing', 'anyio._backends._asyncio'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
