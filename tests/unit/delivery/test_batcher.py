@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, State
+from hostguard.core.signals import SessionChanged
 from hostguard.delivery import planner
 from hostguard.delivery.routes import parse_routes
 
@@ -100,6 +101,19 @@ def test_sessions_and_minds_are_apart(tmp_path):
         await host.send(message("now", session="t"))
         assert await host.contents() == [["2", "now"]]
         assert (host.batcher.count("bob"), host.batcher.count("eve")) == (1, 1)
+
+    hosted(tmp_path, work)
+
+
+def test_a_closed_batcher_sends_nothing(tmp_path):
+    async def work(host):
+        await host.send(message("1", batch=SHORT))
+        host.batcher.close()
+        await asyncio.sleep(SHORT["max_wait_s"] + 0.1)
+        for busy in (True, False):
+            host.batcher.session_changed(SessionChanged("bob", "s", busy))
+        await host.parts.accepting.settled(5)
+        assert await host.contents() == []
 
     hosted(tmp_path, work)
 

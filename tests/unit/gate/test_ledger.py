@@ -76,9 +76,24 @@ def test_a_run_that_may_not_wait_is_offered_once(tmp_path, paused):
         state = (await manager.parts.deliveries.find(row.id)).state
         assert state is (State.EXPIRED if paused else State.DELIVERING)
         assert manager.backlog.count("a") == 0
+        told = [client.events.get_nowait() for _ in range(client.events.qsize())]
+        assert told == ([{"event": "expired", "detail": "it did not start in time"}] if paused else [])
         client.close()
 
     on_manager(tmp_path, work)
+
+
+def test_a_row_expires_at_its_time(tmp_path):
+    async def work(queue):
+        guard = parts(queue)
+        _, (row,) = await put(queue, message("a", expires_at=5_000))
+        guard.ledger.remember(row)
+        removed = []
+        for now in (4_999, 5_000, 5_001):
+            guard.ledger.expired(now, (), lambda row, now=now: removed.append((now, row.id)) or True)
+        assert removed == [(5_000, 1)]
+
+    on_queue(tmp_path, work)
 
 
 @pytest.mark.parametrize("attempts", [0, 2])
@@ -115,7 +130,11 @@ SETTLED = [
 @pytest.mark.parametrize(
     ("ending", "attempts", "state", "after", "pause_s"), [s[1:] for s in SETTLED], ids=[s[0] for s in SETTLED]
 )
-def test_what_becomes_of_a_row_whose_turn_is_over(tmp_path, ending, attempts, state, after, pause_s):
+def test_what_becomes_of_a_row_whose_turn_is_over(
+    tmp_path, monkeypatch, ending, attempts, state, after, pause_s
+):
+    monkeypatch.setattr(paths, "TURNS", tmp_path / "turns")
+
     async def work(queue):
         guard = parts(queue)
         await put(queue, message("a", sender="a"))
@@ -124,11 +143,13 @@ def test_what_becomes_of_a_row_whose_turn_is_over(tmp_path, ending, attempts, st
         row = await queue.read(lambda db: deliveries.get(db, 1))
         turn = Turn(LiveTurn("u", "a", "main", "t"), now_ms() - 500, Phase.ENDING, row)
         turn.record = Record(True, exit=0, account={"write_bytes": 7})
+        assert exit_record.prepare(turn.live)
         with guard.waiters.waiter(1) as final:
             again = guard.ledger.settle(row, turn, ending, Waited(4, None, Reason.PRESSURE))
             stored = await queue.write(lambda db: deliveries.get(db, 1))
             await asyncio.sleep(0)
             assert final.done() == state.final
+        assert (paths.TURNS / "t").exists() == ending.back, "its next turn has the same id"
         assert (stored.state, stored.attempts) == (state, after)
         result = stored.result
         assert (result["outcome"], result["held_ms"], result["held_for"]) == (ending.outcome, 4, "pressure")

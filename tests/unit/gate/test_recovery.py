@@ -100,6 +100,20 @@ def test_a_turn_that_lives_goes_on(tmp_path, turns):
     left(tmp_path, work)
 
 
+@pytest.mark.parametrize("marked", ["1", None])
+def test_a_row_in_a_turn_does_not_expire_nor_wait_for_its_caller(tmp_path, turns, marked):
+    async def work(host):
+        soon = now_ms() + 60_000
+        id_ = await host.row(delivering=marked, kind=Kind.RUN, expires_at=soon)
+        host.live("m", "1")
+        await host.recovered()
+        assert host.parts.live.by_id("1").delivery.id == id_
+        assert host.parts.ledger.next_expiry() is None
+        assert host.parts.run_clients.unpark(id_) is None
+
+    left(tmp_path, work)
+
+
 @pytest.mark.parametrize(
     ("record", "state", "attempts"),
     [("started\nexit 0\n", State.DONE, 0), (None, State.QUEUED, 1), ("", State.QUEUED, 0)],

@@ -237,6 +237,15 @@ def test_place_in_line_and_kind():
     assert (backlog.place(4, "y"), backlog.count("y")) == (1, 0)
 
 
+def test_what_is_touched_again_and_again_takes_no_room():
+    backlog = Backlog()
+    backlog.add(Row(1, "x", "a"), NOW)
+    for _ in range(100):
+        backlog.touch("x")
+        backlog.touch("x", "a")
+    assert len(backlog._order) == 1
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_a_row_keeps_its_kind_whether_it_is_due_or_not(kind):
     backlog = Backlog()

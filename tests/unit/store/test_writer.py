@@ -11,7 +11,7 @@ import pytest
 from onqueue import message, on_queue, put
 
 from hostguard.core.model import Kind, State
-from hostguard.store import deliveries
+from hostguard.store import deliveries, writer
 from hostguard.store.connection import SCHEMA, SchemaTooNew, migrate
 from hostguard.store.deliveries import Full, KeyReused, WrongState
 from hostguard.store.history import trim
@@ -67,7 +67,10 @@ def test_a_closed_queue_leaves_one_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["queue.db"]
 
 
-def test_many_callers_share_commits(tmp_path):
+@pytest.mark.parametrize(("most", "expected"), [(writer.BATCH_MAX, 1), (4, 8)])
+def test_many_callers_share_commits(tmp_path, monkeypatch, most, expected):
+    monkeypatch.setattr(writer, "BATCH_MAX", most)
+
     async def work(queue):
         gate, begun = threading.Event(), threading.Event()
         held = queue.submit(lambda db: (begun.set(), gate.wait(10)))
@@ -76,7 +79,7 @@ def test_many_callers_share_commits(tmp_path):
         gate.set()
         await held.future
         await asyncio.gather(*(write.future for write in waiting))
-        assert commits(queue) == 1
+        assert commits(queue) == expected
 
     on_queue(tmp_path, work)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hostguard.core.model import NOT_HELD, LiveTurn
-from hostguard.core.outcome import backoff
+from hostguard.core.outcome import ACCOUNT, backoff
 from hostguard.turns import availability, exit_record
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live, Phase, Resident, Turn
@@ -89,6 +89,9 @@ def test_a_record_is_read_as_far_as_it_makes_sense(tmp_path, monkeypatch):
     assert record.output == "hello\noutput\nworld"
     assert record.not_started is None
     assert exit_record.parse_record("not_started no such file\n").not_started == "no such file"
+    killed = exit_record.parse_record("started\nsignal 11\n" + "".join(f"{name} 5\n" for name in ACCOUNT))
+    assert (killed.released, killed.exit, killed.signal) == (True, None, 11)
+    assert killed.account == dict.fromkeys(ACCOUNT, 5)
     exit_record.forget("7")
     exit_record.forget("7")
     assert exit_record.read_record("7") is None
