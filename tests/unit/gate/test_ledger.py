@@ -144,6 +144,7 @@ def test_what_becomes_of_a_row_whose_turn_is_over(
         turn = Turn(LiveTurn("u", "a", "main", "t"), now_ms() - 500, Phase.ENDING, row)
         turn.record = Record(True, exit=0, account={"write_bytes": 7})
         assert exit_record.prepare(turn.live)
+        guard.ledger.remember(replace(row, expires_at=0))
         with guard.waiters.waiter(1) as final:
             again = guard.ledger.settle(row, turn, ending, Waited(4, None, Reason.PRESSURE))
             stored = await queue.write(lambda db: deliveries.get(db, 1))
