@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,10 @@ def test_one_that_has_processes_is_not_stopped_and_its_name_is_refused(host):
     host.units[UNIT], host.processes[UNIT] = {}, {1}
 
     async def work(reaper):
+        begun = time.monotonic()
         with pytest.raises(SystemdError, match="loaded already"):
             await reaper.start_scope(UNIT, PROPERTIES)
+        assert time.monotonic() - begun >= 0.02, "systemd needs a while"
 
     reaped(host, work)
     assert host.calls == [("start_scope", UNIT)] * 3
