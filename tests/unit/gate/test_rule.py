@@ -237,6 +237,20 @@ def test_place_in_line_and_kind():
     assert (backlog.place(4, "y"), backlog.count("y")) == (1, 0)
 
 
+def test_what_is_not_there_is_not_removed():
+    backlog = Backlog()
+    for id_, session in ((1, "a"), (2, "a"), (3, "b")):
+        backlog.add(Row(id_, "x", session), NOW)
+    gone = [(4, "x", "a"), (4, "x", "b"), (4, "x", "c"), (4, "y", "a"), (3, "x", "a"), (1, "x", "b")]
+    assert [backlog.remove(*row) for row in gone] == [False] * len(gone)
+    assert [backlog.has(*row) for row in gone] == [False] * len(gone)
+    assert backlog.count("x") == 3
+    assert [backlog.remove(id_, "x", session) for id_, session in ((1, "a"), (2, "a"), (3, "b"))] == [
+        True
+    ] * 3
+    assert (len(backlog), backlog.mind_names()) == (0, [])
+
+
 def test_what_is_touched_again_and_again_takes_no_room():
     backlog = Backlog()
     backlog.add(Row(1, "x", "a"), NOW)
