@@ -104,6 +104,17 @@ def test_one_whose_message_waits_in_a_batch_stays_awake_until_that_goes_out(tmp_
     on_host(tmp_path, work)
 
 
+def test_one_whose_wake_is_noted_with_its_message_alone_sleeps_again_too(tmp_path):
+    async def work(host):
+        await host.send()
+        host.parts.settings.use(WOKEN.to("bob", True))
+        await host.end()
+        await host.until(host.asleep)
+        assert (await host.stored())[SLEEP.key("bob")]["until"] is None
+
+    on_host(tmp_path, work)
+
+
 def test_one_that_was_woken_for_nothing_sleeps_again_too(tmp_path):
     async def work(host):
         await host.fall_asleep()
