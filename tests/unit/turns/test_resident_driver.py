@@ -13,7 +13,7 @@ from until import until
 from hostguard.core import outcome, paths
 from hostguard.core.model import Config, Mind, Row, Waited
 from hostguard.core.outcome import Ending
-from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed
+from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed, UnitStarted
 from hostguard.core.tasks import Tasks
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Unavailable
@@ -550,6 +550,23 @@ def test_a_mind_that_reports_is_up(driven):
         parts.driver.heard("m", None)
         assert parts.redrives == [Redrive("m")]
         assert parts.availability.why("m") is None
+
+    driven(work)
+
+
+def test_a_mind_whose_service_starts_is_tried_at_once(driven):
+    async def work(parts):
+        parts.config = Config(
+            minds={"m": replace(M, unit="m.service"), "n": replace(M, name="n", unit="n.service")}
+        )
+        for mind in ("m", "n"):
+            parts.availability.note(mind, "nobody listens")
+        parts.driver.unit_started(UnitStarted("other.service"))
+        assert parts.redrives == []
+        parts.driver.unit_started(UnitStarted("m.service"))
+        assert parts.redrives == [Redrive("m")]
+        assert parts.availability.why("m") is None
+        assert parts.availability.why("n") is not None
 
     driven(work)
 
