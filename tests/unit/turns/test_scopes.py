@@ -297,6 +297,25 @@ async def test_a_record_that_cannot_be_read_now_is_read_later(keeper):
 
 
 @kept
+async def test_what_a_turn_used_is_read_once_unless_its_record_has_it(keeper):
+    reads = []
+    keeper.scopes.usage = lambda turn: reads.append(turn) or len(reads)
+    turn = keeper.turn()
+    keeper.scopes.account(turn)
+    keeper.scopes.account(turn)  # its processes may have left the scope since
+    assert (turn.used, reads) == (1, [turn])
+    recorded, foreign = keeper.turn("8"), keeper.turn("9")
+    recorded.record = outcome.Record(True, exit=0, account={"write_bytes": 7})
+    foreign.delivery = None
+    for other in (recorded, foreign):
+        keeper.scopes.account(other)
+        assert other.used is None
+    recorded.record = outcome.Record(True, exit=0)
+    keeper.scopes.account(recorded)
+    assert recorded.used == 2
+
+
+@kept
 async def test_a_turn_that_is_given_up_after_a_stop_never_began(keeper):
     turn, back = keeper.turn(), outcome.Ending("dismissed", "", back=True)
     turn.asked = True
