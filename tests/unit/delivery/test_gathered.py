@@ -50,6 +50,17 @@ def test_a_clock_that_was_set_back_lets_nothing_wait_longer(tmp_path):
     hosted(tmp_path, after)
 
 
+def test_a_batch_takes_no_more_bytes_for_other_letters(tmp_path):
+    async def work(host):
+        await host.send(message("grün"))
+        await host.send(message("now"))
+        ((row, _),) = await host.batches()
+        _, raw = await host.queue.read(lambda db: deliveries.with_payload(db, row.id))
+        assert "grün".encode() in raw
+
+    hosted(tmp_path, work)
+
+
 def test_a_cancelled_message_does_not_go_out(tmp_path):
     async def work(host):
         ids = [await host.send(message(text)) for text in "123"]

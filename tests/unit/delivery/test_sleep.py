@@ -270,6 +270,21 @@ class Services:
         self.asked.append(f"stop {unit}")
 
 
+def test_a_service_is_stopped_once_the_last_turn_has_ended(tmp_path):
+    async def work(host):
+        services = host.parts.services._systemd = Services()
+        long = await host.send("svc", session="long")
+        await host.sleep("svc")
+        host.manager.runner.end([*host.manager.runner.live][1], OK)
+        await host.idle()
+        assert (host.asleep("svc"), host.live(), services.asked) == (True, [long.id], [])
+        await host.end()
+        assert services.asked == ["stop svc.service"]
+
+    minds = {"svc": Mind("svc", ("/bin/true",), unit="svc.service", concurrent_turns=2)}
+    on_host(tmp_path, work, Config(minds=minds))
+
+
 @pytest.mark.parametrize("by_message", [False, True])
 def test_a_mind_with_a_service_sleeps_until_that_runs(tmp_path, by_message):
     """And a guard that is killed meanwhile starts it: the note of that is stored with the change."""
