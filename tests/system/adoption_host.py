@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ import psutil
 import pytest
 from guard import run, systemctl, wait_for
 from minds import free_port
+from on_bus import on_bus
 from until import until
 
 from hostguard.core import paths, units
@@ -168,10 +166,7 @@ def with_host(work: Callable[[Host], Awaitable[None]]) -> None:
         async with a_host() as host:
             await work(host)
 
-    asyncio.run(main())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # dbus-next leaves the closing of its sockets to it
+    on_bus(main())
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from host_contract import CONTRACT
+from on_bus import on_bus
 
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.fork_client import ForkClient
@@ -40,7 +38,4 @@ def test_contract(holds: Callable[[Any, Any], Any]) -> None:
             forks.close()
             await systemd.close()
 
-    asyncio.run(work())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # dbus-next leaves the closing of its sockets to it
+    on_bus(work())
