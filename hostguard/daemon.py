@@ -18,7 +18,7 @@ from hostguard.api.deliveries import Deliveries, Waiting
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
 from hostguard.api.pressure import Pressure
-from hostguard.api.report import Reporter
+from hostguard.api.report import Reports
 from hostguard.api.schedules import Schedules
 from hostguard.api.server import LOCAL, Server, listen
 from hostguard.api.standby import Stopped, open_queue
@@ -182,7 +182,7 @@ class Daemon:
         views = Views(policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor)
         metrics = Metrics(policy, live, gate, backlog, held, parts.ledger, parts.monitor, parts.counters)
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
-        reporter = Reporter(self.queue, parts.recorder.timeline, self.status)
+        reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
             Deliveries(policy, parts.acceptor, self.queue, backlog, waiting, parts.deliveries, views),
             Turns(
@@ -192,10 +192,10 @@ class Daemon:
             Minds(policy, parts.settings, parts.sleeper, parts.routes, views),
             Schedules(policy, parts.scheduler, views),
             Operator(policy, parts.control, parts.recent, self.status, self.reload),
-            Pressure(parts.monitor, gate), metrics, reporter,
+            Pressure(parts.monitor, gate), metrics, reports,
         )  # fmt: skip
         self.endpoint = Endpoint(policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier)
-        self.web = WebEndpoint(Pages(policy, reporter, parts.control), metrics)
+        self.web = WebEndpoint(Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self._stop = asyncio.Event()
         self._failure: str | None = None

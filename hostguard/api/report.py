@@ -38,7 +38,7 @@ class _Stored:
     incidents: list[Incident]
 
 
-class Reporter:
+class Reports:
     """Makes reports. `status` is the body of GET /v1/status."""
 
     def __init__(self, queue: Queue, timeline: Timeline, status: Callable[[], summary.Json]) -> None:

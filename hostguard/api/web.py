@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from hostguard.api.app import make_app
 from hostguard.api.http import bearer, on, problem
-from hostguard.api.report import HOUR_MS, Reporter, span_of
+from hostguard.api.report import HOUR_MS, Reports, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
 from hostguard.core.errors import not_allowed, unauthorized
@@ -62,8 +62,8 @@ def _load_page() -> None:
 class Pages:
     """The handlers of this module."""
 
-    def __init__(self, policy: Policy, reporter: Reporter, control: Control) -> None:
-        self._policy, self._reporter, self._control = policy, reporter, control
+    def __init__(self, policy: Policy, reports: Reports, control: Control) -> None:
+        self._policy, self._reporter, self._control = policy, reports, control
 
     @on("GET", "/")
     async def _page(self, request: Request) -> Response:

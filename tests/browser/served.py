@@ -49,7 +49,7 @@ class Served:
         self.control: Any = (
             SimpleNamespace()
         )  # for what the pages can do: a test has it done by something else
-        self.reporter = report.Reporter(self.queue, self.history, self._status)
+        self.reports = report.Reports(self.queue, self.history, self._status)
         self.port = 0
 
     def fill(self, turns: int) -> None:
@@ -131,7 +131,7 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        self._endpoint = WebEndpoint(Pages(self.policy, self.reporter, self.control))
+        self._endpoint = WebEndpoint(Pages(self.policy, self.reports, self.control))
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

@@ -68,7 +68,7 @@ def test_the_file_opens_at_once_and_fits_the_screen(
 ) -> None:
     if turns:
         served.fill(turns)
-    report = served.call(served.reporter.report(86_400_000, 60))
+    report = served.call(served.reports.report(86_400_000, 60))
     file = tmp_path / "report.html"
     file.write_text(render(report, "pi"))
     browser.size(*SIZES[size])

@@ -105,7 +105,7 @@ class Hanging:
 def on_reporter(work: Any) -> None:
     async def main() -> None:
         queue = Hanging()
-        await work(api_report.Reporter(queue, Timeline(), status), queue)  # type: ignore[arg-type]
+        await work(api_report.Reports(queue, Timeline(), status), queue)  # type: ignore[arg-type]
 
     asyncio.run(main())
 
@@ -119,16 +119,16 @@ def late(name: str) -> Ended:
 
 
 def test_while_the_disk_does_not_answer_what_was_read_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
-        first = await reporter.report(HOUR, 0.01)
+    async def work(reports: api_report.Reports, queue: Hanging) -> None:
+        first = await reports.report(HOUR, 0.01)
         assert (first["complete"], first["minds"]) == (False, [])
         queue.reads[0].set_result(stored(late("ada")))
-        second = await reporter.report(HOUR, 60)
+        second = await reports.report(HOUR, 60)
         assert (second["complete"], [one["name"] for one in second["minds"]]) == (True, ["ada"])
         assert len(queue.reads) == 1  # it is fresh
         monkeypatch.setattr(api_report, "FRESH_S", 0)
         for _ in range(5):
-            third = await reporter.report(HOUR, 0.01)
+            third = await reports.report(HOUR, 0.01)
             assert (third["complete"], [one["name"] for one in third["minds"]]) == (False, ["ada"])
         assert len(queue.reads) == 2  # one at a time, however many ask
 
@@ -136,11 +136,11 @@ def test_while_the_disk_does_not_answer_what_was_read_before_is_told(monkeypatch
 
 
 def test_a_disk_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
-        await reporter.report(HOUR, 0.01)
+    async def work(reports: api_report.Reports, queue: Hanging) -> None:
+        await reports.report(HOUR, 0.01)
         queue.reads[0].set_exception(Unavailable("no"))
-        assert not (await reporter.report(HOUR, 0.01))["complete"]
-        await reporter.report(HOUR, 0.01)
+        assert not (await reports.report(HOUR, 0.01))["complete"]
+        await reports.report(HOUR, 0.01)
         assert len(queue.reads) == 2
 
     on_reporter(work)
@@ -149,9 +149,9 @@ def test_a_disk_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_was_read_is_let_go_when_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_report, "KEPT_S", 0.01)
 
-    async def work(reporter: api_report.Reporter, queue: Hanging) -> None:
-        await reporter.report(HOUR, 0.01)
+    async def work(reports: api_report.Reports, queue: Hanging) -> None:
+        await reports.report(HOUR, 0.01)
         queue.reads[0].set_result(stored(late("ada")))
-        await until(lambda: not reporter._stored)
+        await until(lambda: not reports._stored)
 
     on_reporter(work)
