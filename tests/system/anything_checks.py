@@ -46,6 +46,8 @@ def check_attempts(host: AnythingHost, row: Any) -> None:
     if row["mind"] == EXEC:
         least = failures = int("!crash" in host.texts.get(row["key"], ""))
         others = bool(host.stopped) or row["kind"] == "batch"
+        if host.stopped and row["result"].get("outcome") == "stopped":
+            least = 0  # before it could crash
     else:
         lines = host.minds[row["mind"]].log("message")
         lines = [line for line in lines if line["key"].startswith(f"hostguard-{row['id']}-")]
