@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -254,8 +253,7 @@ class Systemd:
     async def _again(self, subscribe: bool) -> None:
         try:
             if subscribe:
-                with suppress(SystemdError):  # still subscribed
-                    await self._call("Subscribe")
+                await self._bus.subscribe()
             await self.refresh()
         except (SystemdLost, SystemdError) as error:
             log.warning("systemd came back but does not answer: %s", error)

@@ -132,6 +132,17 @@ class Bus:
             raise SystemdError(reply.error_name, str(reply.body[0]) if reply.body else member)
         return list(reply.body)
 
+    async def subscribe(self) -> None:
+        """Ask the manager for its signals. Raises SystemdError, SystemdLost.
+
+        The manager may take its name on the bus while a connection is made: then both ends of that ask.
+        """
+        try:
+            await self.call("Subscribe")
+        except SystemdError as error:
+            if not error.name.endswith(".AlreadySubscribed"):
+                raise
+
     async def _connect(self) -> asyncio.Task[None]:
         bus_type = BusType.SESSION if paths.USER else BusType.SYSTEM
         try:
@@ -148,7 +159,7 @@ class Bus:
             owner = f"type='signal',sender='{DBUS}',member='NameOwnerChanged',arg0='{NAME}'"
             for rule in (owner, *(f"{of_manager}'{member}'" for member in SIGNALS)):
                 await self.call("AddMatch", "s", [rule], DBUS, "/org/freedesktop/DBus", DBUS)
-            await self.call("Subscribe")
+            await self.subscribe()
             await self._on_connect()
         except BaseException as error:
             self._bus = None
