@@ -157,7 +157,7 @@ class Scopes:
 
     def _stub_ended(self, turn: Turn) -> None:
         self._unfollow(turn)
-        if cgroups.populated(self.cgroup(turn.live.unit, turn.live.mind)):
+        if self._has_processes(turn.live.unit, turn.live.mind):
             turn.phase = Phase.LINGERING
             self._follow(turn)
         else:
