@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hostguard.core.model import PENDING, State
 from hostguard.store.connection import Connection
 
 TRIM_EVERY = 100  # rows that end between two looks at the history
@@ -9,7 +10,7 @@ TRIM_MAX = 1_000  # rows dropped in one transaction: other writes need not wait 
 # A fan-out's rows follow the row that carries their payload: at most this many.
 FAN_OUT_MAX = 1000
 # Dead letters stay until they are dropped: they do not count.
-_PENDING_OR_DEAD = "('queued', 'delivering', 'batching', 'gated', 'dead')"
+_PENDING_OR_DEAD = "(" + ", ".join(f"'{state}'" for state in (*PENDING, State.DEAD)) + ")"
 _ENDED = f"state NOT IN {_PENDING_OR_DEAD}"
 # Temporary triggers are this connection's alone: the file does not have them.
 _TRIGGERS = f"""
