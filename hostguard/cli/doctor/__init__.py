@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hostguard.cli import client
-from hostguard.cli.doctor.checks import Check, Host, Level, disk, guard, kernel
+from hostguard.cli.doctor.checks import Check, Host, Level, disk, guard, kernel, memory
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.config import load as configuration
 from hostguard.core import paths
@@ -23,16 +24,31 @@ STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
     guard.config, guard.minds, kernel.systemd, guard.daemon, guard.place, kernel.cgroup, disk.device,
     guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi, guard.cap,
-    guard.strays, disk.file_system, disk.space, disk.dirty_pages, disk.swap, disk.journal, kernel.hung_task,
+    guard.strays, disk.file_system, disk.space, memory.dirty_pages, memory.swap, disk.journal,
+    kernel.hung_task,
 )  # fmt: skip
+
+
+# In a container, only its host can change these.
+OF_THE_HOST = frozenset({
+    kernel.cgroup, kernel.io_controller, kernel.memory_controller, kernel.psi, kernel.hung_task,
+    disk.scheduler, memory.dirty_pages, memory.swap,
+})  # fmt: skip
+OUTSIDE = "# only the host of this container can change this: run hostguard doctor there"
 
 
 def examine(host: Host) -> list[Check]:
     """Run all checks, the worst result first; without systemd only that check, as the others depend on it."""
     checks = CHECKS if host.systemd is not None else (kernel.systemd,)
     order = list(Level)
-    found = [replace(check(host), name=check.__name__) for check in checks]
+    found = [_named(check, host) for check in checks]
     return sorted(found, key=lambda check: order.index(check.level))
+
+
+def _named(check: Callable[[Host], Check], host: Host) -> Check:
+    found = check(host)
+    outside = host.container and check in OF_THE_HOST and found.mend
+    return replace(found, name=check.__name__, mend=(OUTSIDE,) if outside else found.mend)
 
 
 def this_host() -> Host:
@@ -47,7 +63,7 @@ def this_host() -> Host:
     denied = bool(fault) and not os.access(paths.SOCKET, os.W_OK)
     return Host(
         ROOT, device, read_kernel(device), config, faults,
-        _systemd(), status, fault, denied, _free(), paths.USER,
+        _systemd(), status, fault, denied, *_free(), paths.USER,
     )  # fmt: skip
 
 
@@ -68,9 +84,10 @@ def _systemd() -> int | None:
     return int(version[0]) if version and version[0].isdecimal() else None
 
 
-def _free() -> tuple[int, int]:
+def _free() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Free and total bytes, and free and total inodes, of the file system of the queue."""
     place = paths.STATE
     while not place.exists():
         place = place.parent
     usage = os.statvfs(place)
-    return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize
+    return (usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize), (usage.f_favail, usage.f_files)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.core.model import Config
-from hostguard.linux.disk import Device, Mount, read_mounts
+from hostguard.linux.disk import Device, Mount, mounts_on, read_mounts
 from hostguard.linux.limits import Kernel
 
 
@@ -56,7 +56,7 @@ class Host:
 
     `faults`: errors in the configuration; then `config` has the defaults. `daemon`: its status, None if it is
     not running or failed. `daemon_fault`: its error; `denied`: the error is missing permission. `free`: free
-    and total bytes of the file system of the queue.
+    and total bytes of the file system of the queue; `inodes`: free and total inodes, 0 if it has no limit.
     """
 
     root: Path
@@ -69,6 +69,7 @@ class Host:
     daemon_fault: str = ""
     denied: bool = False
     free: tuple[int, int] = (0, 0)
+    inodes: tuple[int, int] = (0, 0)
     user: bool = False  # the guard runs under a user's service manager
 
     def text(self, path: str) -> str:
@@ -92,6 +93,17 @@ class Host:
         # The last one with the longest name hides the others.
         return max(reversed(inside), key=lambda mount: len(mount.place), default=None)
 
+    def on_disk(self, path: str) -> bool:
+        """Whether the path is on the guarded disk."""
+        mount = self.mount_of(path)
+        return mount is not None and mount.place in [one.place for one in mounts_on(self.device, self.root)]
+
+    @property
+    def container(self) -> bool:
+        """Whether this is a container, whose kernel and disks belong to another host."""
+        # systemd writes the first one at boot, in a container of any kind (container-interface).
+        return any(map(self.exists, ("/run/systemd/container", "/run/.containerenv", "/.dockerenv")))
+
     @property
     def systemctl(self) -> str:
         """The command that reaches the guard's service manager."""
@@ -108,17 +120,3 @@ class Host:
         place = str((self.root / "sys/block" / name).resolve())
         turns = self.text(f"/sys/block/{name}/queue/rotational").strip() == "1"
         return name.startswith("sd") and (turns or "/usb" in place)
-
-
-def boot_option(host: Host, option: str) -> tuple[str, ...]:
-    """The commands that add an option to the kernel's command line on this host."""
-    for file in ("/boot/firmware/cmdline.txt", "/boot/cmdline.txt"):
-        if host.exists(file):
-            if option in host.text(file).split():
-                return (f"reboot    # it is in {file} already",)
-            return (f"sed -i '1s/$/ {option}/' {file}    # it stays one line", "reboot")
-    if host.exists("/etc/default/grub"):
-        if option in host.text("/etc/default/grub"):
-            return ("update-grub; reboot    # it is in /etc/default/grub already",)
-        return (f"sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{option} /' /etc/default/grub", "update-grub; reboot")
-    return (f"# add {option} to the kernel's command line, and reboot",)

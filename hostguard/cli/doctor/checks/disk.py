@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
 from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
 from hostguard.core import paths
-from hostguard.linux.disk import mounts_on, of_number
+from hostguard.linux.disk import mounts_on
 from hostguard.linux.limits import configured
 
-SPEED = 10_000_000  # bytes/s, the write rate of an SD card of class A1
-FLUSH_S = 10  # seconds: how much writing at SPEED may wait in memory
-SYSCTL = "/etc/sysctl.d/90-hostguard.conf"
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "glusterfs", "fuse.sshfs")
 SPARE = (64 << 20, 256 << 20)  # free bytes: a problem below the first, a warning below the second
 
 
@@ -22,6 +18,16 @@ def device(host: Host) -> Check:
     found = host.device
     if found.node is not None or host.config.device_path == "none":
         return ok(found.reason)
+    state = host.mount_of(str(paths.STATE))
+    if state is not None and state.kind in REMOTE and host.config.device_path == "auto":
+        drop_in = f"{paths.CONFIG}.d/90-device.toml"
+        return problem(
+            f"the queue in {paths.STATE} is on another machine ({state.kind}, {state.source})",
+            "There is no local disk to guard. If the server or the network is slow, the guard is slow too.",
+            f"# mount a local disk at {paths.STATE}; or, to work without a disk to guard:",
+            f"mkdir -p {paths.CONFIG}.d; printf '[device]\\npath = \"none\"\\n' >{drop_in}",
+            f"{host.systemctl} reload hostguard",
+        )
     return problem(
         found.reason,
         "No disk limit can be set, and pressure cannot watch the disk.",
@@ -105,7 +111,16 @@ def file_system(host: Host) -> Check:
 def space(host: Host) -> Check:
     """There is enough space for the queue."""
     free, total = host.free
+    inodes, all_inodes = host.inodes
     text = f"{free >> 20} of {total >> 20} MiB free at {paths.STATE}"
+    if all_inodes and inodes == 0:
+        return problem(
+            f"{text}, but no free inode: the file system has {all_inodes} files, as many as it can",
+            "Without a free inode no file can be created, so no message is accepted. Delete many files, not"
+            " large ones.",
+            "journalctl --vacuum-files=2",
+            f"du --inodes -xS {_mounted(host)} | sort -n | tail -20    # the directories with the most files",
+        )
     if free >= SPARE[1] or not total:
         return ok(text)
     report = problem if free < SPARE[0] else warning
@@ -113,58 +128,14 @@ def space(host: Host) -> Check:
         text,
         "Without free space no message is accepted. A full card is slow: it reclaims space at each write.",
         "journalctl --vacuum-size=50M; apt-get clean",
-        "du -xh / | sort -h | tail -20    # the largest directories",
+        f"du -xh {_mounted(host)} | sort -h | tail -20    # the largest directories",
     )
 
 
-def dirty_pages(host: Host) -> Check:
-    """The kernel caches no more unwritten data than a slow disk writes in some seconds."""
-    fixed = int(host.text("/proc/sys/vm/dirty_bytes").strip() or 0)
-    ratio = int(host.text("/proc/sys/vm/dirty_ratio").strip() or 20)
-    memory = re.search(r"^MemTotal:\s+([0-9]+) kB", host.text("/proc/meminfo"), re.MULTILINE)
-    limit = fixed or (int(memory[1]) * 1024 * ratio // 100 if memory else 0)
-    setting = f"vm.dirty_bytes = {fixed}" if fixed else f"vm.dirty_ratio = {ratio}"
-    if not host.slow or limit <= SPEED * FLUSH_S:
-        return ok(setting)
-    return warning(
-        f"{setting} lets {limit // 1_000_000} MB of writes wait in memory: {limit // SPEED} s for a card",
-        "A program that calls sync or fsync may wait for all of it, and a power cut loses it. The _bytes"
-        " settings override the _ratio ones.",
-        f"printf 'vm.dirty_bytes = 33554432\\nvm.dirty_background_bytes = 8388608\\n' >{SYSCTL}",
-        "sysctl --system",
-    )
-
-
-def swap(host: Host) -> Check:
-    """There is no swap on a slow disk; zram is fine."""
-    name = host.device.name
-    entries = (line.split() for line in host.text("/proc/swaps").splitlines()[1:])
-    on_disk = [entry for entry in entries if name and _disk_of_swap(host, entry[0], entry[1]) == name]
-    if not on_disk:
-        return ok(f"none on {name}" if name else "unknown")
-    place, _kind, _size, used = on_disk[0][:4]
-    found = f"swap is on {name} ({place}, {int(used) >> 10} MiB used)"
-    if not host.slow:
-        return ok(found)
-    mend = f"swapoff {place}    # and remove it from /etc/fstab; apt-get install systemd-zram-generator"
-    if host.exists("/etc/dphys-swapfile"):
-        mend = "systemctl disable --now dphys-swapfile; apt-get install systemd-zram-generator"
-    return warning(
-        found,
-        "When memory is short, every task waits for the disk that turns use, and swapping is not limited.",
-        mend,
-    )
-
-
-def _disk_of_swap(host: Host, place: str, kind: str) -> str | None:
-    if kind == "partition":
-        number = host.text(f"/sys/class/block/{Path(place).name}/dev").strip()
-    else:
-        number = mount.number if (mount := host.mount_of(place)) else ""
-    if not number or number.startswith("0:"):
-        return None
-    major, minor = map(int, number.split(":"))
-    return of_number(os.makedev(major, minor), "", host.root / "sys").name
+def _mounted(host: Host) -> str:
+    """Where the file system of the queue is mounted."""
+    state = host.mount_of(str(paths.STATE))
+    return state.place if state else "/"
 
 
 def journal(host: Host) -> Check:
@@ -173,8 +144,10 @@ def journal(host: Host) -> Check:
     storage = settings.get("Storage", "auto").lower()
     kept = storage == "persistent" or (storage == "auto" and host.exists("/var/log/journal"))
     mount = host.mount_of("/var/log/journal")
-    on_disk = mount is not None and mount.place in [one.place for one in mounts_on(host.device, host.root)]
-    if not (kept and on_disk and host.slow):
+    if kept and mount is not None and (mount.kind == "tmpfs" or mount.source.startswith("/dev/zram")):
+        copied = "; log2ram copies it to the disk once a day" if host.exists("/etc/log2ram.conf") else ""
+        return ok(f"in memory, on {mount.place}{copied}")
+    if not (kept and host.slow and host.on_disk("/var/log/journal")):
         return ok("on the disk" if kept else "in memory")
     drop_in = "/etc/systemd/journald.conf.d/90-hostguard.conf"  # sorts after that of Raspberry Pi OS, 40-
     return warning(

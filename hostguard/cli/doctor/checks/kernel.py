@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hostguard.cli.doctor.checks import Check, Host, boot_option, ok, problem, warning
+from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
+from hostguard.cli.doctor.checks.boot import FIRMWARE, add_option, remove_options
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
-from hostguard.linux.disk import read_mounts
+from hostguard.linux.disk import Mount, read_mounts
 from hostguard.linux.limits import FILES, IO_MAX, configured
 
-NOT_INSIDE = "# run the guard on the host, not in a container"
+LEGACY = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
+V1_NAMES = {"io": "blkio"}  # controllers with another name in version 1
 TESTED = 252  # the oldest systemd that hostguard is tested with, that of Debian 12
 
 
@@ -29,15 +31,20 @@ def cgroup(host: Host) -> Check:
     why = "Limits and the detection of a turn's end need cgroup version 2."
     if top is None or top.kind != "cgroup2":
         beside = any(mount.kind == "cgroup2" for mount in places.values())
-        options = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
-        given = [word for word in host.text("/proc/cmdline").split() if word.split("=")[0] in options]
-        remove = f"# remove {' '.join(given)} from the kernel's command line, then reboot"
-        mend = (remove,) if given else boot_option(host, "systemd.unified_cgroup_hierarchy=1")
+        given = _legacy(host)
+        mend = (
+            remove_options(host, *given) if given else add_option(host, "systemd.unified_cgroup_hierarchy=1")
+        )
         found = "mounted next to version 1, without controllers" if beside else "not mounted"
         return problem(f"version 2 is {found}", why, *mend)
     if "ro" in top.options:
-        return problem("version 2 is mounted read-only", why, NOT_INSIDE)
+        return problem("version 2 is mounted read-only", why, f"mount -o remount,rw {MOUNT}")
     return ok("version 2")
+
+
+def _legacy(host: Host) -> list[str]:
+    """Options on the kernel's command line that select cgroup version 1."""
+    return [word for word in host.text("/proc/cmdline").split() if word.split("=")[0] in LEGACY]
 
 
 def io_controller(host: Host) -> Check:
@@ -63,11 +70,28 @@ def memory_controller(host: Host) -> Check:
 def _controller(host: Host, name: str, limits: list[str], missing: str, why: str, build: str) -> Check:
     if name in host.kernel.controllers:
         return ok("available")
+    if _held_by_v1(host, name):
+        missing = "cgroup version 1 holds it"
+        places = [mount.place for mount in read_mounts(host.root) if _holds(mount, name)]
+        missing += f" (mounted at {', '.join(places)})" if places else ""
     given = configured(host.config)
     inert = [limit for limit in limits if any(getattr(one, limit) is not None for one in given)]
     report = problem if inert else warning
     found = missing + (f": {', '.join(inert)} cannot take effect" if inert else "")
     return report(found, why, *_enable(host, name, build))
+
+
+def _held_by_v1(host: Host, name: str) -> bool:
+    """Whether the controller is in a hierarchy of version 1: no other one can have it then (cgroups(7))."""
+    for line in host.text("/proc/cgroups").splitlines():
+        subsystem, hierarchy, *_ = line.split("\t")
+        if subsystem == V1_NAMES.get(name, name):
+            return hierarchy != "0"
+    return False
+
+
+def _holds(mount: Mount, name: str) -> bool:
+    return mount.kind == "cgroup" and V1_NAMES.get(name, name) in mount.options
 
 
 def psi(host: Host) -> Check:
@@ -78,7 +102,7 @@ def psi(host: Host) -> Check:
     return warning(
         "/proc/pressure/io does not exist or cannot be read",
         "Pressure is judged by the disk alone: a slow disk counts even if no task waits for it.",
-        *(("# this needs a kernel with CONFIG_PSI",) if given else boot_option(host, "psi=1")),
+        *(("# this needs a kernel with CONFIG_PSI",) if given else add_option(host, "psi=1")),
     )
 
 
@@ -95,19 +119,19 @@ def hung_task(host: Host) -> Check:
 
 
 def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
-    if host.exists("/run/.containerenv") or host.exists("/.dockerenv"):
-        return (NOT_INSIDE,)
     cmdline = host.text("/proc/cmdline").split()
     if host.user and controller in host.text(CONTROLLERS).split():
         folder = "/etc/systemd/system/user@.service.d"
         return (
-            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/delegate.conf",
+            f"mkdir -p {folder}; printf '[Service]\nDelegate=cpu io memory pids\n' >{folder}/delegate.conf",
             "systemctl daemon-reload    # then log out and in again",
         )
-    firmware = host.exists("/boot/firmware/cmdline.txt") or host.exists("/boot/cmdline.txt")
-    if controller == "memory" and firmware:
+    if _held_by_v1(host, controller):
+        given = _legacy(host)
+        return remove_options(host, *given) if given else add_option(host, "cgroup_no_v1=all")
+    if controller == "memory" and any(map(host.exists, FIRMWARE)):
         # cmdline.txt comes after the firmware's own options and overrides them (raspberrypi/linux#6980).
-        return boot_option(host, "cgroup_enable=memory")
-    if f"cgroup_disable={controller}" in cmdline:
-        return (f"# remove cgroup_disable={controller} from the kernel's command line, then reboot",)
+        return add_option(host, "cgroup_enable=memory")
+    if (off := f"cgroup_disable={controller}") in cmdline:
+        return remove_options(host, off)
     return (f"# this needs a kernel with {build}",)
