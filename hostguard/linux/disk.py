@@ -16,8 +16,12 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hostguard.linux.btrfs import members
+from hostguard.linux.mounts import Mount, mount_of, read_mounts
+
 SYS = Path("/sys")
 SYSTEMD = Path("/proc/1/root")  # what PID 1 sees
+LINKS_MAX = 40  # as the kernel's MAXSYMLINKS
 _ASK = "; set path under [device] to the disk to guard"
 _KINDS = {"LVM": "LVM", "CRYPT": "encrypted", "mpath": "multipath"}  # by the prefix of a dm device's UUID
 
@@ -37,18 +41,6 @@ class Device:
 
 
 UNKNOWN = Device(None, None, "not resolved yet")
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One mount: `number` is the device of its file system, "8:2"; `options` are those of both."""
-
-    id: str
-    number: str
-    place: str
-    kind: str
-    source: str
-    options: frozenset[str]
 
 
 def choose(device_path: str, state: Path, sys_root: Path = SYS) -> Device:
@@ -74,8 +66,14 @@ def resolve(path: Path, sys_root: Path = SYS) -> Device:
 def _seen(path: Path | str) -> Path:
     """The path as PID 1 sees it: hostguard.service has its own /dev; systemd opens nodes in the host's."""
     path = Path(path).absolute()
-    outside = path.parts[1:2] == ("dev",) and os.access(SYSTEMD / "dev", os.F_OK)
-    return SYSTEMD / path.relative_to("/") if outside else path
+    for _ in range(LINKS_MAX):
+        outside = path.parts[1:2] == ("dev",) and os.access(SYSTEMD / "dev", os.F_OK)
+        seen = SYSTEMD / path.relative_to("/") if outside else path
+        if not (outside and seen.is_symlink()):
+            break
+        # Here, an absolute link would lead into our own /dev.
+        path = Path(os.path.normpath(path.parent / seen.readlink()))
+    return seen
 
 
 def _resolve(path: Path, place: Path, sys_root: Path) -> Device:
@@ -88,10 +86,13 @@ def _resolve(path: Path, place: Path, sys_root: Path) -> Device:
     if os.major(info.st_dev):
         return of_number(info.st_dev, f"{path} is on", sys_root)
     # Major 0 is not a device: the kernel invents such numbers for file systems without exactly one.
-    kind, source = mount_of(place)
-    if kind == "btrfs":
-        return of_btrfs(source, f"{path} is on", sys_root)
-    return Device(None, None, f"{path} is on {kind} ({source}), which does not show its disk{_ASK}")
+    mount = mount_of(place)
+    if mount is None:
+        return Device(None, None, f"{path} is on a mount that cannot be seen from here{_ASK}")
+    if mount.kind == "btrfs":
+        return of_btrfs(place, mount.source, f"{path} is on", sys_root)
+    shown = f"{mount.kind} ({mount.source})"
+    return Device(None, None, f"{path} is on {shown}, which does not show its disk{_ASK}")
 
 
 def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = False) -> Device:
@@ -105,75 +106,49 @@ def of_number(number: int, what: str, sys_root: Path = SYS, *, named: bool = Fal
     return _beneath([link.resolve()], what, named)
 
 
-def of_btrfs(source: str, what: str, sys_root: Path = SYS) -> Device:
-    """The disk beneath the btrfs mounted from `source`, if all its devices are on one."""
-    name = os.path.basename(os.path.realpath(source))
-    for member in sys_root.glob(f"fs/btrfs/*/devices/{name}"):
-        members = sorted(member.parent.iterdir(), key=lambda other: other.name)
-        return _beneath([other.resolve() for other in members], f"{what} btrfs, on", False)
-    return Device(None, None, f"{what} btrfs ({source}), whose device {sys_root} does not know{_ASK}")
-
-
-def read_mounts(root: Path = Path("/")) -> list[Mount]:
-    """All mounts, in order: a later one hides an earlier one at the same place. Raises OSError."""
-    return parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
-
-
-def parse_mounts(mountinfo: str) -> list[Mount]:
-    """The mounts in the text of /proc/PID/mountinfo."""
-    found = []
-    for line in mountinfo.splitlines():
-        mount, _, file_system = line.partition(" - ")
-        id_, _parent, number, _root, place, options = mount.split(" ")[:6]
-        kind, source, more = file_system.split(" ", 2)
-        both = frozenset(f"{options},{more}".split(","))
-        found.append(Mount(id_, number, _plain(place), kind, _plain(source), both))
-    return found
-
-
-def _plain(text: str) -> str:
-    r"""A field with its octal escapes, such as \040, decoded."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
-
-
-def mount_of(place: Path) -> tuple[str, str]:
-    """File system type and source of the mount of `place`. Raises OSError."""
-    # By the id of the mount: prefixes of the path mislead if one mount hides another.
-    handle = os.open(place, os.O_PATH)
-    try:
-        info = Path(f"/proc/self/fdinfo/{handle}").read_text()
-    finally:
-        os.close(handle)
-    found = re.search(r"^mnt_id:\s*([0-9]+)$", info, re.MULTILINE)
-    for mount in read_mounts():
-        if found is not None and mount.id == found[1]:
-            return mount.kind, mount.source
-    return "an unknown file system", "?"
+def of_btrfs(place: Path, source: str, what: str, sys_root: Path = SYS) -> Device:
+    """The disk beneath the btrfs that `place` is on, mounted from `source`, if all its devices are on one."""
+    found = members(place, source, sys_root)
+    if not found:
+        return Device(None, None, f"{what} btrfs ({source}), whose device {sys_root} does not know{_ASK}")
+    return _beneath(found, f"{what} btrfs, on", False)
 
 
 def mounts_on(disk: Device, root: Path = Path("/")) -> list[Mount]:
     """The mounts on a disk; of several at one place only the last, which hides the others. Raises OSError."""
     places = {mount.place: mount for mount in read_mounts(root)}
-    return [mount for mount in places.values() if _disk_of(mount, root / "sys") == disk.name]
+    return [mount for mount in places.values() if _disk_of(mount, root) == disk.name]
 
 
-def _disk_of(mount: Mount, sys_root: Path) -> str | None:
+def may_be_on(mount: Mount, disk: Device, root: Path = Path("/")) -> bool:
+    """False if the mount's source names devices ("/dev/sda1:/dev/sdb1"), and all are on other disks."""
+    links = [root / "sys/class/block" / os.path.basename(name) for name in mount.source.split(":")]
+    if not all(link.exists() for link in links):
+        return True
+    return any(bottom.name == disk.name for bottom in layers([link.resolve() for link in links])[-1])
+
+
+def _disk_of(mount: Mount, root: Path) -> str | None:
     if mount.kind == "btrfs":
-        return of_btrfs(mount.source, "", sys_root).name
+        return of_btrfs(root / mount.place.lstrip("/"), mount.source, "", root / "sys").name
     major, minor = map(int, mount.number.split(":"))
-    return of_number(os.makedev(major, minor), "", sys_root).name if major else None
+    return of_number(os.makedev(major, minor), "", root / "sys").name if major else None
+
+
+def layers(entries: list[Path]) -> list[list[Path]]:
+    """These folders in sysfs of block devices, and those of what is beneath them, the whole disks last."""
+    found = [entries]
+    while True:
+        below = {lower.name: lower for upper in found[-1] for lower in _below(upper) or [upper]}
+        if below.keys() == {upper.name for upper in found[-1]}:
+            return found
+        found.append([below[name] for name in sorted(below)])
 
 
 def _beneath(entries: list[Path], what: str, named: bool) -> Device:
-    layers = [entries]
-    while True:
-        below = {lower.name: lower for upper in layers[-1] for lower in _below(upper) or [upper]}
-        if below.keys() == {upper.name for upper in layers[-1]}:
-            break
-        layers.append([below[name] for name in sorted(below)])
-    bottom = layers.pop()
-    steps = [", ".join(map(_describe, layer)) for layer in layers]
-    encrypted = any(_uuid(entry).startswith("CRYPT-") for layer in layers for entry in layer)
+    *above, bottom = layers(entries)
+    steps = [", ".join(map(_describe, layer)) for layer in above]
+    encrypted = any(_uuid(entry).startswith("CRYPT-") for layer in above for entry in layer)
     names = ", ".join(entry.name for entry in bottom)
     if len(bottom) > 1:
         if named:
@@ -181,13 +156,18 @@ def _beneath(entries: list[Path], what: str, named: bool) -> Device:
             reason = f"{what} {whole.name}, taken as one disk as named, on {names}"
             return Device(_node(whole.name), whole.name, reason, encrypted)
         return Device(None, None, f"{what} {', on '.join([*steps, f'several disks ({names})'])}{_ASK}")
-    if re.match(r"z?ram[0-9]", names) and not named:
+    if is_memory(names) and not named:
         return Device(None, None, f"{what} {names}, which is memory, not a disk{_ASK}")
     reason = f"{what} {', on '.join([*steps, f'the disk {names}'])}"
     file = bottom[0] / "loop/backing_file"
     if file.exists():
         reason += f", which is in the file {file.read_text().strip()}"
     return Device(_node(names), names, reason, encrypted)
+
+
+def is_memory(name: str) -> bool:
+    """Whether a disk of this name is in memory: zram0, ram0."""
+    return re.match(r"z?ram[0-9]", name) is not None
 
 
 def _whole(entry: Path) -> Path:

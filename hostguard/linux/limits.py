@@ -16,12 +16,16 @@ from hostguard.core import paths
 from hostguard.core.model import Config, Limits
 from hostguard.core.units import SLICE
 from hostguard.linux import cgroup as cgroups
-from hostguard.linux.disk import Device, mounts_on
+from hostguard.linux.disk import Device, may_be_on, mounts_on
+from hostguard.linux.mounts import read_mounts
 
 DEFAULT_WEIGHT = 100  # of every cgroup, also for BFQ (systemd, cgroup-util.h)
 # cgroup-v2.rst, "Writeback": on other file systems the kernel writes back pages of a turn as its own. The
 # driver of ext4 serves ext3.
 ATTRIBUTING = frozenset({"ext2", "ext3", "ext4", "btrfs", "f2fs", "xfs"})
+# These read and write for all processes in kernel threads of their own, past the limits of cgroups
+# (openzfs/zfs#1952). Their mounts do not show for sure which disk they are on.
+BYPASSING = ("zfs", "bcachefs")
 PAGE_MAX = 65_536  # bytes; the kernel rounds memory limits down to pages, of 64 KiB at most
 # By limit: its key in io.max, or its file.
 IO_MAX = {"read_bandwidth": "rbps", "write_bandwidth": "wbps", "read_iops": "riops", "write_iops": "wiops"}
@@ -48,7 +52,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the host offers. `unattributed`: file systems on the disk, as "exfat on /mnt"; see ATTRIBUTING."""
+    """What the host offers. `unattributed`: file systems on the disk, as "exfat on /mnt"; see ATTRIBUTING.
+
+    `bypassing`: those that are perhaps on the disk; see BYPASSING.
+    """
 
     disk: Device
     number: str | None = None  # of the disk, "179:0"
@@ -56,6 +63,7 @@ class Kernel:
     scheduler: str | None = None
     iocost: bool = False
     unattributed: tuple[str, ...] = ()
+    bypassing: tuple[str, ...] = ()
 
     @property
     def weighs(self) -> str | None:
@@ -133,6 +141,8 @@ def _weight(_name: str, asked: int, kernel: Kernel, applied: Applied | None) -> 
     wanted = bfq_weight(asked) if kernel.weighs == "BFQ" else asked
     if applied.weight != wanted:
         return Label.INERT, f"{kernel.weighs} sees the weight {applied.weight}, not {wanted}"
+    if kernel.bypassing:
+        return Label.PARTIAL, _bypassed(kernel)
     # Weights count among siblings: those of a scope are the other turns of its mind.
     why = f"{kernel.weighs} applies it among the turns of one mind; against the rest of the host all turns"
     if applied.slice_weight in (None, DEFAULT_WEIGHT):
@@ -152,6 +162,8 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
             return Label.INERT, f"io.max has no {IO_MAX[name]} for {kernel.disk.name}: systemd did not set it"
         if value != asked:
             return Label.PARTIAL, f"io.max says {value}, not {asked}"
+    if kernel.bypassing:
+        return Label.PARTIAL, _bypassed(kernel)
     if name.startswith("write_"):
         if kernel.disk.encrypted:
             return Label.PARTIAL, (
@@ -169,6 +181,11 @@ def _io_max(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> t
                 " does not attribute pages to cgroups"
             )
     return _NOT_YET if applied is None else (Label.ENFORCED, "in io.max")
+
+
+def _bypassed(kernel: Kernel) -> str:
+    where = ", ".join(kernel.bypassing)
+    return f"not what is read from and written to {where}: kernel threads do that, which have no limits"
 
 
 def _value(name: str, asked: int, kernel: Kernel, applied: Applied | None) -> tuple[Label, str]:
@@ -204,8 +221,13 @@ def read_kernel(disk: Device, root: Path = Path("/")) -> Kernel:
         and "ro" not in mount.options
         and not mount.place.startswith(("/boot", "/efi"))
     )
+    bypassing = tuple(
+        f"{mount.kind} on {mount.place}"
+        for mount in read_mounts(root)
+        if mount.kind in BYPASSING and "ro" not in mount.options and may_be_on(mount, disk, root)
+    )
     scheduler = chosen[1] if chosen else None
-    return Kernel(disk, number, controllers, scheduler, "enable=1" in qos.split(), unattributed)
+    return Kernel(disk, number, controllers, scheduler, "enable=1" in qos.split(), unattributed, bypassing)
 
 
 def read_applied(cgroup: Path, kernel: Kernel) -> Applied | None:

@@ -132,7 +132,7 @@ def test_lvm_on_luks(tmp_path: Path) -> None:
 
 def test_btrfs_on_two_disks(tmp_path: Path) -> None:
     build(tmp_path, BTRFS)
-    device = of_btrfs("/dev/sda1", "/var/lib/hostguard is on", tmp_path / "sys")
+    device = of_btrfs(tmp_path, "/dev/sda1", "/var/lib/hostguard is on", tmp_path / "sys")
     config = Config(turn=Limits(write_bandwidth=4_000_000, io_weight=50))
     checks = doctor.examine(host(tmp_path, {}, device=device, config=config, daemon=None))
     assert levels(checks) == dict.fromkeys(("daemon", "device", "limits"), Level.PROBLEM)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hostguard.linux import disk as device
-from hostguard.linux.disk import Device, Mount, parse_mounts, read_mounts
+from hostguard.linux.disk import Device
+from hostguard.linux.mounts import Mount, parse_mounts, read_mounts
 
 NODE = os.makedev(8, 250)  # sd's major: only ever looked up in a tree of a test
 
@@ -38,8 +39,8 @@ class Sysfs:
         (disk / name / "partition").write_text("1\n")
         return self._number(disk / name, number)
 
-    def btrfs(self, *members: Path) -> None:
-        folder = self.root / "fs/btrfs/0c2f/devices"
+    def btrfs(self, *members: Path, id_: str = "0c2f") -> None:
+        folder = self.root / f"fs/btrfs/{id_}/devices"
         folder.mkdir(parents=True)
         for member in members:
             (folder / member.name).symlink_to(member)
@@ -61,6 +62,11 @@ def minor(number: int) -> int:
 
 def found(sysfs: Sysfs, number: int = NODE, named: bool = False) -> Device:
     return device.of_number(number, "/x is on", sysfs.root, named=named)
+
+
+def on_btrfs(sysfs: Sysfs, source: str) -> Device:
+    """The disk of a btrfs that cannot be asked, as the place is on no btrfs."""
+    return device.of_btrfs(Path("/proc"), source, "/x is on", sysfs.root)
 
 
 def test_a_whole_disk_is_itself(sysfs: Sysfs) -> None:
@@ -165,25 +171,39 @@ def test_a_number_that_sysfs_does_not_know(sysfs: Sysfs) -> None:
 def test_btrfs_on_one_device(sysfs: Sysfs) -> None:
     sysfs.btrfs(sysfs.partition(sysfs.disk("sda", minor(0)), "sda2", minor(2)))
     reason = "/x is on btrfs, on the partition sda2, on the disk sda"
-    assert device.of_btrfs("/dev/sda2", "/x is on", sysfs.root) == Device("/dev/sda", "sda", reason)
+    assert on_btrfs(sysfs, "/dev/sda2") == Device("/dev/sda", "sda", reason)
 
 
 def test_btrfs_on_two_partitions_of_one_disk(sysfs: Sysfs) -> None:
     sda = sysfs.disk("sda", minor(0))
     sysfs.btrfs(*(sysfs.partition(sda, f"sda{i}", minor(i)) for i in (2, 3)))
-    assert device.of_btrfs("/dev/sda3", "/x is on", sysfs.root).name == "sda"
+    assert on_btrfs(sysfs, "/dev/sda3").name == "sda"
 
 
 def test_btrfs_on_two_devices(sysfs: Sysfs) -> None:
     sysfs.btrfs(*(sysfs.disk(name, minor(i)) for i, name in enumerate(("sda", "sdb"))))
-    none = device.of_btrfs("/dev/sdb", "/x is on", sysfs.root)
+    none = on_btrfs(sysfs, "/dev/sdb")
     assert none.node is None
     assert "btrfs, on several disks (sda, sdb); set path" in none.reason
 
 
-def test_btrfs_from_a_source_that_is_no_node(sysfs: Sysfs) -> None:
+def test_btrfs_on_what_udev_links_to_from_dev_mapper(sysfs: Sysfs) -> None:
+    part = sysfs.partition(sysfs.disk("sda", minor(0)), "sda3", minor(3))
+    crypt = sysfs.disk("dm-0", minor(4), part, uuid="CRYPT-LUKS2-ab", label="luks-1")
+    (sysfs.root / "block").mkdir()
+    (sysfs.root / "block/dm-0").symlink_to(crypt)
+    sysfs.btrfs(crypt)
+    sysfs.btrfs(sysfs.disk("sdb", minor(16)), id_="77aa")
+    layers = "btrfs, on dm-0 (encrypted luks-1), on the partition sda3, on the disk sda"
+    expected = Device("/dev/sda", "sda", f"/x is on {layers}", encrypted=True)
+    assert on_btrfs(sysfs, "/dev/mapper/luks-1") == expected
+
+
+def test_btrfs_from_a_source_that_is_no_node_is_the_only_one_there_is(sysfs: Sysfs) -> None:
     sysfs.btrfs(sysfs.disk("sda", minor(0)))
-    assert device.of_btrfs("/dev/root", "/x is on", sysfs.root).node is None
+    assert on_btrfs(sysfs, "/dev/root").node == "/dev/sda"
+    sysfs.btrfs(sysfs.disk("sdb", minor(16)), id_="77aa")
+    assert on_btrfs(sysfs, "/dev/root").node is None
 
 
 MOUNTINFO = r"""22 27 0:21 / /proc rw,relatime - proc proc rw

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.core.model import Config
-from hostguard.linux.disk import Device, Mount, mounts_on, read_mounts
+from hostguard.linux.disk import Device, mounts_on
 from hostguard.linux.limits import Kernel
+from hostguard.linux.mounts import Mount, by_name, read_mounts
 
 
 class Level(StrEnum):
@@ -85,13 +86,7 @@ class Host:
 
     def mount_of(self, path: str) -> Mount | None:
         """The mount that contains the path, by its name."""
-        inside = [
-            mount
-            for mount in read_mounts(self.root)
-            if mount.place == "/" or f"{path}/".startswith(f"{mount.place}/")
-        ]
-        # The last one with the longest name hides the others.
-        return max(reversed(inside), key=lambda mount: len(mount.place), default=None)
+        return by_name(read_mounts(self.root), path)
 
     def on_disk(self, path: str) -> bool:
         """Whether the path is on the guarded disk."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
 from hostguard.cli.doctor.checks.boot import FIRMWARE, add_option, remove_options
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
-from hostguard.linux.disk import Mount, read_mounts
 from hostguard.linux.limits import FILES, IO_MAX, configured
+from hostguard.linux.mounts import Mount, read_mounts
 
 LEGACY = ("systemd.unified_cgroup_hierarchy", "systemd.legacy_systemd_cgroup_controller")
 V1_NAMES = {"io": "blkio"}  # controllers with another name in version 1
