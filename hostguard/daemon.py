@@ -52,10 +52,12 @@ from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
 from hostguard.linux import mlock
 from hostguard.linux.disk import UNKNOWN, choose
+from hostguard.linux.durable import NOT_DURABLE, doubt
 from hostguard.linux.files import lock_for_life
 from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
+from hostguard.store import failures
 from hostguard.store.connection import SchemaTooNew
 from hostguard.store.settings import SettingsStore
 from hostguard.store.waiters import Waiters
@@ -67,6 +69,7 @@ from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event, Events, RecentEvents, to_journal
+from hostguard.telemetry.health import Health
 from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
@@ -104,7 +107,10 @@ class Parts:
         self.pumped = Signal[signals.Pumped]()
 
         self.queue, self.counters, self.recent = queue, Counters(), RecentEvents()
-        self.events = events = Events(self.counters.take, self.recent.take, partial(to_journal, journal))
+        self.health = Health()
+        self.events = events = Events(
+            self.counters.take, self.health.take, self.recent.take, partial(to_journal, journal)
+        )
         self.tasks, self.accepting = Tasks(expected=(Problem,)), Tasks(expected=(Problem,))
         self.settings = settings = SettingsStore(queue)
         self.policy = policy = Policy(settings, boot_id())
@@ -154,7 +160,7 @@ class Parts:
         )  # fmt: skip
         self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
         self.deliveries = DeliveryControl(
-            queue, live, backlog, run_clients, ledger, waiters, gate, held, dispatcher
+            queue, live, backlog, run_clients, ledger, waiters, gate, held, dispatcher, self.health
         )
 
         redrive.subscribe(dispatcher.redrive)
@@ -179,8 +185,13 @@ class Daemon:
         self.parts = parts = Parts(self.queue, journal)
         policy, gate, backlog, live, held = parts.policy, parts.gate, parts.backlog, parts.live, parts.held
         waiting = Waiting(live, parts.waiters)
-        views = Views(policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor)
-        metrics = Metrics(policy, live, gate, backlog, held, parts.ledger, parts.monitor, parts.counters)
+        views = Views(
+            policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor, parts.health,
+            parts.availability,
+        )  # fmt: skip
+        metrics = Metrics(
+            policy, live, gate, backlog, held, parts.ledger, parts.monitor, parts.counters, self.status
+        )
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
         reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
@@ -197,6 +208,7 @@ class Daemon:
         self.endpoint = Endpoint(policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier)
         self.web = WebEndpoint(Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
+        self.doubt: str | None = None  # why what is accepted may not be on a disk
         self._stop = asyncio.Event()
         self._failure: str | None = None
         self._reloading, self._reloads = asyncio.Lock(), Tasks(expected=(ConfigError,))
@@ -206,7 +218,11 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""
-        faults = {"minds_endpoint": self.endpoint.problem, "web_endpoint": self.web.problem}
+        faults = {
+            "minds_endpoint": self.endpoint.problem,
+            "web_endpoint": self.web.problem,
+            "not_durable": self.doubt and NOT_DURABLE.format(self.doubt),
+        }
         return self.shown.page(self.device, faults, self.parts.readback.verdicts)
 
     async def run(self) -> None:
@@ -223,6 +239,7 @@ class Daemon:
         except Stopped:
             return
         await parts.settings.load()
+        parts.health.load(*await self.queue.read(lambda db: (failures.latest(db), failures.dead(db))))
         if self.queue.notice:
             log.critical("%s", self.queue.notice)
         await self._use(config)
@@ -268,6 +285,7 @@ class Daemon:
         self.device = device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
         parts.scopes.device, parts.scopes.disk = device.node, device.name
         log.info("device: %s: %s", device.node or "none", device.reason)
+        self.doubt = await asyncio.to_thread(doubt, paths.DATABASE)
         await parts.readback.configure(config, device)
         parts.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
 

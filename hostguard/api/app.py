@@ -35,11 +35,13 @@ from hostguard.gate.gate import Gate
 from hostguard.gate.policy import Policy
 from hostguard.linux.disk import Device
 from hostguard.linux.limits import Verdict
+from hostguard.linux.psi import OK
 from hostguard.pressure.monitor import Monitor
 from hostguard.store import requests
 from hostguard.store.writer import Queue
 from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.events import BEHIND_MAX, RecentEvents
+from hostguard.telemetry.problems import listed, of_minds
 
 LINE_S = 0.2  # each status line costs PID 1 a round of signals
 
@@ -80,18 +82,38 @@ class Status:
     _line_due: bool = field(default=False, init=False)
     _started_at: int = field(default_factory=now_ms, init=False)
 
+    def _blind(self, device: Device) -> str | None:
+        """Why the disk is not watched, or has no limits, although it should; None: it is and has."""
+        if self._policy.config.device_path == "none":
+            return None
+        if device.name is None:
+            return f"unknown, so it is not watched and has no limits: {device.reason}"
+        if device.node is None:
+            return f"watched, but no limits can be set: {device.reason}"
+        reason = self._monitor.sampler.disk_reason
+        return None if reason == OK else f"not watched: {reason}"
+
+    def _problems(self, device: Device, minds: list[Json]) -> dict[str, str | None]:
+        """What is wrong, by code; None: that is not."""
+        trouble, no_systemd, failed, no_writes = self._queue.trouble, None, None, None
+        if not self._gate.host().systemd:
+            no_systemd = "does not answer: nothing starts until it does; running turns continue"
+        if self.reload_failed:
+            failed = "the last reload failed; the earlier configuration is in effect: hostguard config check"
+        if trouble is not None:
+            no_writes = f"{self._queue.path} cannot be written to: {trouble}"
+            no_writes += "; nothing is accepted or started meanwhile"
+        return {
+            "no_systemd": no_systemd, "reload_failed": failed, "no_writes": no_writes,
+            "queue_damaged": self._queue.notice, "no_disk": self._blind(device),
+            **of_minds(minds, self._monitor.frozen),
+        }  # fmt: skip
+
     def page(
         self, device: Device, faults: Mapping[str, str | None], enforcement: Collection[Verdict]
     ) -> Json:
         """The body of GET /v1/status. `faults`: what other parts report, by code; None: no fault."""
-        policy, host, trouble = self._policy, self._gate.host(), self._queue.trouble
-        problems = {"queue_damaged": self._queue.notice, **faults}
-        if self.reload_failed:
-            text = "the last reload failed; the earlier configuration is in effect: hostguard config check"
-            problems["reload_failed"] = text
-        if trouble is not None:
-            text = f"{self._queue.path} cannot be written to: {trouble}"
-            problems["no_writes"] = f"{text}; nothing is accepted or started meanwhile"
+        policy, host, minds = self._policy, self._gate.host(), self._views.minds()
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -105,10 +127,10 @@ class Status:
             "held": len(self._backlog),
             "due_later": self._backlog.later,
             "paused_minds": policy.paused_minds(),
-            "minds": self._views.minds(),
+            "minds": minds,
             "live": self._views.turns(),
-            "device": {"path": policy.config.device_path, "node": device.node, "reason": device.reason},
-            "problems": [{"code": code, "text": text} for code, text in problems.items() if text],
+            "device": {"path": policy.config.device_path, **asdict(device)},
+            "problems": listed({**faults, **self._problems(device, minds)}),
             "enforcement": [asdict(verdict) for verdict in enforcement],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -72,13 +73,15 @@ class Deliveries:
     async def _list(self, request: Request) -> Response:
         query = request.query_params
         wanted = query.get("state", "")
-        states = STATES if wanted == "all" else tuple(s for s in wanted.split(",") if s)
+        failed = wanted == "failed"
+        states = STATES if wanted == "all" or failed else tuple(s for s in wanted.split(",") if s)
         for state in states:
             if state not in STATES:
-                raise bad_request(f"there is no state {state}; states: all, {', '.join(STATES)}")
+                raise bad_request(f"there is no state {state}; states: all, failed, {', '.join(STATES)}")
         limit, after = min(number(query.get("limit"), 100), LIST_MAX), number(query.get("after"), 0)
         mind = query.get("mind")
-        rows = await requests.read(self._queue, lambda db: deliveries.select(db, states, mind, after, limit))
+        select = partial(deliveries.select, states=states, mind=mind, after=after, limit=limit, failed=failed)
+        rows = await requests.read(self._queue, select)
         shown = [self._views.delivery(row) for row in rows]
         return JSONResponse({"deliveries": shown, "total_queued": len(self._backlog) + self._backlog.later})
 

@@ -10,11 +10,11 @@ import asyncio
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,7 +33,8 @@ from hostguard.gate.policy import Policy
 from hostguard.linux.process import storage
 from hostguard.pressure.monitor import Monitor
 from hostguard.store.requests import ANSWER_S
-from hostguard.telemetry.counters import Counters, Histogram
+from hostguard.telemetry.counters import EXITS_MAX, Counters, Histogram
+from hostguard.telemetry.problems import CODES
 from hostguard.turns.live import Live
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Metrics:
     _ledger: Ledger
     _monitor: Monitor
     _counts: Counters
+    _status: Callable[[], Mapping[str, Any]]
     _shown: Collection[str] = field(default=(), init=False)
 
     @on("GET", "/metrics")
@@ -83,6 +85,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """All metrics, for prometheus_client."""
         self._shown = frozenset(islice(self._configured, MINDS_MAX))
+        yield from self._trouble(self._status())
         yield from self._turns()
         yield from self._queue()
         yield from self._pressure()
@@ -108,6 +111,12 @@ class Metrics:
             if mind in self._configured:
                 ended[self._label(mind), outcome] += count
         yield _counter("hostguard_turns_ended", text, ("mind", "result"), ended)
+        text = f"Turns that ended with an exit status; beyond {EXITS_MAX} different ones of a mind: other."
+        exits: Counter[Labels] = Counter()
+        for (mind, status), count in counts.exits.items():
+            if mind in self._configured:
+                exits[self._label(mind), status] += count
+        yield _counter("hostguard_turn_exits", text, ("mind", "exit"), exits)
         text = "Turns that could not be started, or whose message the mind refused; each is tried again."
         yield self._by_mind("hostguard_turn_start_failures", text, counts.not_started)
         text = "Time from the gate's decision to start a turn until the turn works."
@@ -135,6 +144,30 @@ class Metrics:
         yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
         text = "Deliveries that became dead letters after ten failed attempts; see hostguard dead list."
         yield self._by_mind("hostguard_dead_letters", text, counts.dead)
+
+    def _trouble(self, status: Mapping[str, Any]) -> Iterator[Metric]:
+        text = (
+            "1 for a problem that hostguard status shows now, 0 for others, by the code of hostguard-api(7)."
+        )
+        now = {(problem["code"],): 1.0 for problem in status["problems"]}
+        zeros: dict[Labels, float] = {(code,): 0.0 for code in CODES}
+        yield _gauge("hostguard_problem", text, ("code",), zeros | now)
+        minds = [mind for mind in status["minds"] if mind["name"] in self._configured]
+        in_a_row, dead, down, frozen = (self._zeros() for _ in range(4))
+        for mind in minds:
+            label = (self._label(mind["name"]),)
+            streak = mind["failures"]["in_a_row"] if mind["failures"] else 0
+            in_a_row[label] = max(in_a_row.get(label, 0), streak)
+            for values, count in ((dead, mind["dead"]), (down, mind["down"]), (frozen, mind["frozen"])):
+                values[label] = values.get(label, 0) + (count if isinstance(count, int) else bool(count))
+        text = "How many of the mind's last turns have failed, one after another."
+        yield _gauge("hostguard_mind_failures_in_a_row", text, ("mind",), in_a_row)
+        text = "Dead letters that wait for a person: see hostguard dead list."
+        yield _gauge("hostguard_dead_letters_kept", text, ("mind",), dead)
+        text = "1 if the mind's server takes no connections."
+        yield _gauge("hostguard_mind_down", text, ("mind",), down)
+        text = "1 if the mind's service or one of its turns is frozen."
+        yield _gauge("hostguard_mind_frozen", text, ("mind",), frozen)
 
     def _pressure(self) -> Iterator[Metric]:
         level, levels = self._monitor.state.level, self._counts.levels

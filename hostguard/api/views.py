@@ -20,6 +20,9 @@ from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy
 from hostguard.pressure.monitor import Monitor
+from hostguard.store import failures
+from hostguard.telemetry.health import Health
+from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live, Phase, Turn
 from hostguard.turns.scopes import Scopes
 
@@ -42,6 +45,8 @@ class Views:
     _held_back: HeldRows
     _ledger: Ledger
     _monitor: Monitor
+    _health: Health
+    _availability: Availability
 
     def delivery(self, row: Delivery, payload: bytes | None = None) -> Json:
         """One row, and its turn: `state` is in_turn once its scope is up. `hold` says why it waits."""
@@ -66,6 +71,7 @@ class Views:
             "started_at": row.started_at or None,
             "ended_at": row.ended_at or None,
             "result": dict(row.result),
+            "failed": failures.failed(row),
             "hold": None,
         }
         hold = self._gate.hold(row.row) if live is None and row.state is State.QUEUED else None
@@ -116,6 +122,7 @@ class Views:
             "held_ms": live.waited.ms,
             "state": live.phase,
             "stopping": live.stopped,
+            "frozen": measured and self._scopes.frozen(live),
             "description": live.description,
             **asdict(self._scopes.usage(live) if measured else NOTHING),
         }
@@ -129,13 +136,16 @@ class Views:
     def mind(self, name: str) -> Json:
         """One mind."""
         mind = self._policy.config.minds.get(name)
-        view = self._gate.view(name)
+        view, down, failing = self._gate.view(name), self._availability.down(name), self._health.failing(name)
+        frozen = [live.unit for live in view.live if self._scopes.frozen(self._live.turns[live.unit])]
+        if mind is not None and self._scopes.frozen_service(mind):
+            frozen.append(mind.unit or "")
         hold = self._first_hold(self._backlog.first(name))
         batching, gated = self._held_back.counts(name)
         asleep = "asleep" if view.asleep else "falls_asleep" if self._policy.sleepy(name) else "awake"
         return {
             "name": name,
-            "state": mind_state(mind, view),
+            "state": mind_state(mind, view, down is not None, bool(frozen)),
             "sessions": [
                 {"session": live.session, "turn": live.id, "since": self._live.turns[live.unit].since}
                 for live in view.live
@@ -150,6 +160,10 @@ class Views:
             "held": self._backlog.count(name),
             "hold": hold,
             "oldest_wait_ms": now_ms() - hold["since"] if hold and hold["since"] else None,
+            "failures": None if failing is None else asdict(failing),
+            "dead": self._health.dead(name),
+            "down": down,
+            "frozen": frozen,
             "write_bytes": self._ledger.written[name],
             "command": list(mind.command) if mind else [],
             "user": mind.user if mind else None,
@@ -197,17 +211,19 @@ def ended_turn(row: Delivery) -> Json:
     }
 
 
-def mind_state(mind: Mind | None, view: MindView) -> str:
+def mind_state(mind: Mind | None, view: MindView, down: bool, frozen: bool) -> str:
     """The state of a mind, None if it is not configured, in one word."""
     if mind is None:
         return "unknown"
     if view.paused:
         return "paused"
+    if frozen:
+        return "frozen"
     if view.live:
         return "in_turn"
     if view.asleep:
         return "asleep"
-    return "idle" if view.down is None else "down"
+    return "down" if down else "idle"
 
 
 def effective_cap(host: HostView) -> int | None:

@@ -9,7 +9,8 @@ from hostguard.cli.tables import minds_waiting, turn_table, turns_used
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
-from hostguard.telemetry.headlines import QUIET, Line, busy_minds, news
+from hostguard.telemetry.headlines import QUIET, busy_minds, news
+from hostguard.telemetry.problems import Line
 
 TABLE_MIN = 3  # rows of a table to show on even the smallest screen
 MARKS = ("  ", "! ", "!!")  # by severity, for terminals without colour

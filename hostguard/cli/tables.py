@@ -5,7 +5,7 @@ from __future__ import annotations
 from hostguard.core.clock import now_ms
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.text import clock, duration, ms, safe, size, table
-from hostguard.telemetry.headlines import hold_text, waits
+from hostguard.telemetry.headlines import hold_text, turn_state, waits
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _turn(turn: Any, without_id: str = "-") -> tuple[str, ...]:
         turn.get("id") or without_id,
         turn.get("mind") or "-",
         turn.get("session") or "-",
-        "stopping" if turn.get("stopping") else turn["state"],
+        turn_state(turn),
         duration(max(0.0, (now_ms() - turn["started_at"]) / 1000)) if turn.get("started_at") else "",
     )
 
@@ -81,9 +81,12 @@ def row_line(row: Any, state: str = "") -> str:
 
 
 def _state(mind: Any) -> str:
-    text, sleep, until = mind["state"], mind.get("sleep", "awake"), clock(mind.get("asleep_until"))
+    text, sleep, until = str(mind["state"]), mind.get("sleep", "awake"), clock(mind.get("asleep_until"))
     text += f", {sleep}" if sleep not in ("awake", text) else ""
-    return f"{text} until {until}" if until else str(text)
+    text += f" until {until}" if until else ""
+    failures, dead = mind.get("failures"), mind.get("dead")
+    text += f", {failures['in_a_row']} failed" if failures else ""
+    return text + (f", {dead} dead" if dead else "")
 
 
 def _kept(mind: Any) -> str:

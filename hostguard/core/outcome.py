@@ -11,6 +11,10 @@ from hostguard.core.model import Kind, Waited
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
 
+EXITED = "exited"
+FAILURES = ("killed", "timeout", "not_started", "refused", "died")  # outcomes, whatever the exit status
+WENT_WELL = ("done", "idle")
+
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
 BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
 
@@ -138,6 +142,15 @@ def result(
         "read_bytes": account.get("read_bytes", scope and scope.read_bytes),
         "write_bytes": account.get("write_bytes", scope and scope.write_bytes),
     }
+
+
+def failed(outcome: str | None, exit_: int | None) -> bool | None:
+    """Whether a turn that ended so failed; None: that says nothing of its mind: it was stopped, say."""
+    if outcome in FAILURES:
+        return True
+    if outcome == EXITED:
+        return None if exit_ is None else exit_ != 0
+    return False if outcome in WENT_WELL else None
 
 
 def turn_id(row: int, attempts: int) -> str:

@@ -24,6 +24,7 @@ from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Refused
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.telemetry.events import Event, Events
+from hostguard.telemetry.health import Health
 from hostguard.turns.live import Live, Phase, Turn
 from hostguard.turns.scopes import Scopes
 
@@ -130,6 +131,7 @@ class DeliveryControl:
     _gate: Gate
     _held: HeldRows
     _dispatcher: Dispatching
+    _health: Health
 
     async def find(self, id_: int) -> Delivery:
         """One row."""
@@ -170,20 +172,24 @@ class DeliveryControl:
 
     async def retry(self, id_: int) -> Delivery:
         """Queue an ended row again."""
-        if (await self.find(id_)).kind is Kind.RUN:
+        found = await self.find(id_)
+        if found.kind is Kind.RUN:
             raise conflict(f"{id_} was a `hostguard run`: run it again")
-        return await self._change(
-            id_,
-            lambda db: deliveries.retry(db, id_, now_ms()),
-            lambda row: self._dispatcher.admit([row]),
-            "an ended delivery can be tried again",
-        )
+
+        def queued_again(row: Delivery) -> None:
+            if found.state is State.DEAD:
+                self._health.dead_letter_gone(found.mind)
+            self._dispatcher.admit([row])
+
+        again = partial(deliveries.retry, id_=id_, now=now_ms())
+        return await self._change(id_, again, queued_again, "an ended delivery can be tried again")
 
     async def drop(self, id_: int) -> Delivery:
         """Cancel a dead letter."""
-        await self.find(id_)
+        mind = (await self.find(id_)).mind
+        drop = partial(deliveries.drop, id_=id_, now=now_ms())
         only = "a dead letter can be dropped"
-        return await self._change(id_, lambda db: deliveries.drop(db, id_, now_ms()), lambda _: None, only)
+        return await self._change(id_, drop, lambda _: self._health.dead_letter_gone(mind), only)
 
     async def _change(
         self, id_: int, op: Callable[[Connection], T], then: Callable[[T], None], only: str

@@ -142,8 +142,7 @@ class Ledger:
             if ending.failed:
                 wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
                 text = f"turn {turn_id} failed: {ending.reason}; {wait}"
-                why, how = ending.reason, ending.outcome
-                self._report(Event.FAILED, row, text, turn=turn_id, reason=why, outcome=how)
+                self._report(Event.FAILED, row, text, turn=turn_id, **_how(ending))
         else:
             state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
             follow_up = self._follow_up(row, turn, ending)
@@ -158,7 +157,7 @@ class Ledger:
             self._attempts.pop(row.id, None)
             self._expires.pop(row.id, None)
             text, run_ms = f"turn {turn_id} ended: {ending.reason}", result["run_ms"]
-            self._report(Event.ENDED, row, text, turn=turn_id, outcome=ending.outcome, run_ms=run_ms)
+            self._report(Event.ENDED, row, text, turn=turn_id, run_ms=run_ms, **_how(ending))
             if state is State.DEAD:
                 text = f"turn {turn_id} was the last of {attempts} attempts: hostguard retry {row.id}"
                 self._report(Event.DEAD, row, text, turn=turn_id, reason=ending.reason)
@@ -236,3 +235,8 @@ class Ledger:
     def next_expiry(self) -> int | None:
         """When the next row expires, in ms."""
         return self._expiries[0][0] if self._expiries else None
+
+
+def _how(ending: outcome_.Ending) -> dict[str, Any]:
+    """How a turn ended, for its event."""
+    return {"outcome": ending.outcome, "reason": ending.reason, "exit": ending.exit}

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hostguard.core import paths
+from hostguard.core.units import escape
 
 MOUNT = "/sys/fs/cgroup"
 CONTROLLERS = f"{MOUNT}/cgroup.controllers"  # that the kernel has
@@ -69,6 +70,21 @@ def move(pid: int, cgroup: Path) -> None:
 def freeze(cgroup: Path, frozen: bool) -> None:
     """Freeze or thaw the cgroup's processes. Raises OSError."""
     (cgroup / "cgroup.freeze").write_text("1" if frozen else "0")
+
+
+def frozen(cgroup: Path) -> bool:
+    """True if all processes of the cgroup are frozen, by whatever froze it or a cgroup above."""
+    try:
+        return b"frozen 1" in (cgroup / "cgroup.events").read_bytes()
+    except OSError:  # it is gone
+        return False
+
+
+def frozen_service(unit: str, own_slice: str, control_group: str) -> bool:
+    """True if a service is frozen, in a slice where systemd puts services by itself, or in `own_slice`."""
+    instances = f"system.slice/system-{escape(unit.partition('@')[0])}.slice"
+    slices = (own_slice, "system.slice", instances, "app.slice")
+    return any(frozen(of_unit(f"{slice_}/{unit}", control_group)) for slice_ in slices)
 
 
 GONE = (errno.ENOENT, errno.ENODEV)  # from opening and reading a file of a removed cgroup

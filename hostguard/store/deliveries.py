@@ -12,6 +12,7 @@ from typing import Any
 
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.store.connection import Connection
+from hostguard.store.failures import FAILED
 from hostguard.store.writer import Refused
 
 Op = Callable[[Connection], Any]
@@ -136,8 +137,10 @@ def with_payload(db: Connection, id_: int) -> tuple[Delivery, bytes] | None:
     return (_delivery(values[:-1]), values[-1] or b"{}") if values else None
 
 
-def select(db: Connection, states: Sequence[str], mind: str | None, after: int, limit: int) -> list[Delivery]:
-    """Rows in order of id. Without states: those that have not ended."""
+def select(
+    db: Connection, states: Sequence[str], mind: str | None, after: int, limit: int, failed: bool = False
+) -> list[Delivery]:
+    """Rows in order of id. Without states: those that have not ended. `failed`: only those that failed."""
     states = states or PENDING
     marks = ",".join("?" * len(states))
     values: list[Any] = [*states, after]
@@ -145,7 +148,8 @@ def select(db: Connection, states: Sequence[str], mind: str | None, after: int, 
         values.append(mind)
     rows = db.execute(
         f"SELECT {COLUMNS} FROM deliveries WHERE state IN ({marks}) AND id > ?"  # noqa: S608
-        f"{' AND mind = ?' if mind is not None else ''} ORDER BY id LIMIT ?",
+        f"{' AND mind = ?' if mind is not None else ''}{f' AND {FAILED}' if failed else ''}"
+        " ORDER BY id LIMIT ?",
         (*values, limit),
     )
     return [_delivery(row) for row in rows]

@@ -12,6 +12,8 @@ from hostguard.core.outcome import row_of
 # Upper bounds in seconds. A scope starts in 3 ms at best (facts.md), a turn lasts minutes or hours.
 HANDOFF_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 HOLD_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+EXITS_MAX = 8  # exit statuses of a mind that are counted apart: a label must not have any number of values
+OTHER_EXIT = "other"
 NEVER_RAN = ("not_started", "refused")  # outcomes of turns whose message no mind accepted
 
 
@@ -35,6 +37,8 @@ class Counters:
     def __init__(self) -> None:
         self.started: Counter[str] = Counter()  # turns, by mind
         self.ended: Counter[tuple[str, str]] = Counter()  # turns, by mind and outcome
+        self.exits: Counter[tuple[str, str]] = Counter()  # turns, by mind and exit status, or OTHER_EXIT
+        self._exits_of: Counter[str] = Counter()  # different ones, by mind
         self.not_started: Counter[str] = Counter()  # by mind
         self.dead: Counter[str] = Counter()  # rows, by mind
         self.holds: Counter[str] = Counter()  # by reason
@@ -59,8 +63,19 @@ class Counters:
                     self.not_started[mind] += 1
                 else:
                     self.ended[mind, outcome] += 1
+                    self._exited(mind, event.get("exit"))
             case "dead":
                 self.dead[event["mind"]] += 1
             case "pressure" if event["level"] != self._level:
                 self._level = event["level"]
                 self.levels[self._level] += 1
+
+    def _exited(self, mind: str, status: int | None) -> None:
+        if status is None:
+            return
+        key = (mind, str(status))
+        if key not in self.exits:
+            if self._exits_of[mind] >= EXITS_MAX:
+                key = (mind, OTHER_EXIT)
+            self._exits_of[mind] += 1
+        self.exits[key] += 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hostguard.core.reasons import BY_NAME
 from hostguard.core.text import clock, duration, size
+from hostguard.telemetry import problems
+from hostguard.telemetry.problems import BAD, INFO, WARN, Line
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-INFO, WARN, BAD = range(3)
-Line = tuple[int, str, str]  # severity, subject, and a sentence that is not `safe` yet
 TROUBLE_MS = 3_600_000  # past trouble is shown for an hour
 
 QUIET = ("idle", "asleep")  # states of a mind
@@ -23,7 +23,7 @@ def news(status: Any, now: int) -> list[Line]:
     if status["state"] == "not_running":
         return [(BAD, "daemon", "is not running"), (INFO, "running", turns(status["turns"]))]
     lines = [
-        *_broken(status),
+        *problems.lines(status["problems"]),
         *_disk(status, now),
         *_acted(status, now),
         *_paused(status),
@@ -61,6 +61,11 @@ def _turn(unit: str) -> str:
     return f"turn {turn}" if ours.startswith("hostguard-turn-") else unit
 
 
+def turn_state(turn: Any) -> str:
+    """The state of a live turn in one word."""
+    return "stopping" if turn.get("stopping") else "frozen" if turn.get("frozen") else str(turn["state"])
+
+
 def waits(mind: Any, status: Any, now: int) -> str:
     """How long the first delivery of a mind has waited; "" if none waits."""
     hold = mind.get("hold")
@@ -70,10 +75,14 @@ def waits(mind: Any, status: Any, now: int) -> str:
 
 
 def busy_minds(status: Any) -> list[Any]:
-    """The minds that work or wait, the longest waits first."""
-    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or mind["state"] not in QUIET]
+    """The minds that work, wait, or are in trouble, the longest waits first."""
+    busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or not _fine(mind)]
     # By the beginning of the wait: its length is measured at a slightly different moment for each mind.
     return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since") or 0))
+
+
+def _fine(mind: Any) -> bool:
+    return mind["state"] in QUIET and not mind.get("failures") and not mind.get("dead")
 
 
 def written(status: Any) -> dict[str, int]:
@@ -100,18 +109,16 @@ def turns(count: int) -> str:
     return f"{count or 'no'} {'turn' if count == 1 else 'turns'}"
 
 
-def _broken(status: Any) -> Iterator[Line]:
-    if status["state"] == "no_systemd":
-        yield BAD, "systemd", "does not answer: nothing starts until it does; running turns continue"
-    for problem in status.get("problems", []):
-        yield BAD, "problem", problem["text"]
-
-
 def _disk(status: Any, now: int) -> Iterator[Line]:
     pressure = status.get("pressure")
     if pressure is None:
         return
     level = pressure["level"]
+    if level == "calm" and any(problem["code"] == "no_disk" for problem in status["problems"]):
+        return  # nobody knows
+    if (status.get("device") or {}).get("path") == "none":
+        yield INFO, "disk", f"not watched: {status['device']['reason']}"
+        return
     lasts = "" if level == "calm" else f" for {_ago(pressure['since'], now)}"
     yield {"calm": INFO, "strained": WARN}.get(level, BAD), "disk", f"{level}{lasts}: {pressure['evidence']}"
 

@@ -7,6 +7,7 @@ from dataclasses import astuple
 from typing import NamedTuple
 
 from hostguard.store.connection import Connection
+from hostguard.store.failures import FAILED
 from hostguard.telemetry.timeline import Incident, Point, Seen
 
 DAY = 86_400_000  # ms
@@ -23,7 +24,7 @@ class Ended(NamedTuple):
     starts: bool  # it began the turn, others were folded into it
     started_at: int
     ended_at: int
-    failed: int  # attempts
+    failed: int  # turns: attempts that were tried again, and one that failed for good
     held_ms: int | None
     held_for: str | None  # core.reasons.Reason
     cpu_ms: int | None
@@ -60,7 +61,8 @@ def incidents(db: Connection, since: int) -> list[Incident]:
 def ended(db: Connection, since: int) -> list[Ended]:
     """The deliveries whose turns ended since then, by id; of failed attempts only the last."""
     rows = db.execute(
-        "SELECT mind, turn = id OR turn LIKE id || '.%', started_at, ended_at, attempts,"
+        "SELECT mind, turn = id OR turn LIKE id || '.%', started_at, ended_at,"  # noqa: S608
+        f" attempts + (state = 'done' AND {FAILED}),"
         " json_extract(result, '$.held_ms'), json_extract(result, '$.held_for'),"
         " json_extract(result, '$.cpu_ms'), json_extract(result, '$.read_bytes'),"
         " json_extract(result, '$.write_bytes')"

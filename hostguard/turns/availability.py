@@ -42,6 +42,11 @@ class Availability:
         known = self._down.get(mind)
         return f"{mind} is down: {known.text}" if known is not None and known.left > 0 else None
 
+    def down(self, mind: str) -> str | None:
+        """Why the mind's server refused the last connection; None if it did not."""
+        known = self._down.get(mind)
+        return None if known is None else known.text
+
     def up_in(self) -> float | None:
         """Seconds until the next mind that is down is retried."""
         return min((down.left for down in self._down.values() if down.left > 0), default=None)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hostguard.core import outcome, units
 from hostguard.core.clock import AGAIN_MS
-from hostguard.core.model import Limits, LiveTurn
+from hostguard.core.model import Limits, LiveTurn, Mind
 from hostguard.core.outcome import Usage
 from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.core.tasks import Tasks
@@ -78,6 +78,17 @@ class Scopes:
         """The cgroup folder of a turn's scope."""
         slices = cgroups.ROOT / self._systemd.control_group.lstrip("/") / units.SLICE
         return slices / units.mind_slice(mind) / unit if mind else slices / unit
+
+    def frozen(self, turn: Turn) -> bool:
+        """True if the turn's processes are frozen, by whomever."""
+        return cgroups.frozen(self.cgroup(turn.live.unit, turn.live.mind))
+
+    def frozen_service(self, mind: Mind) -> bool:
+        """True if the mind has a service, and that is frozen."""
+        own_slice = f"{units.SLICE}/{units.mind_slice(mind.name)}"
+        return mind.unit is not None and cgroups.frozen_service(
+            mind.unit, own_slice, self._systemd.control_group
+        )
 
     # -- starting
 

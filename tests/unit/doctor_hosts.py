@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,8 @@ def host(
     found = device or of_number(os.makedev(*number), "/var/lib/hostguard is on", root / "sys")
     given = {"config": Config(global_concurrent_turns=2), "systemd": 257, "daemon": RUNNING, "free": ROOM}
     given |= fields
+    if given["daemon"] is not None:
+        given["daemon"] = {"device": {"path": "auto", **asdict(found)}, **given["daemon"]}
     config = given.pop("config")
     config = replace(config, minds=config.minds or {"ada": Mind("ada", limits=config.turn)})
     return Host(root, found, read_kernel(found, root), config, **given)

@@ -92,7 +92,7 @@ def views_of(manager) -> Views:
     """What the API shows of a dispatcher and its parts."""
     return Views(
         manager.policy, manager.live, manager.runner, manager.gate, manager.backlog, manager.parts.held,
-        manager.ledger, manager.watcher,
+        manager.ledger, manager.watcher, manager.parts.health, manager.parts.availability,
     )  # fmt: skip
 
 
@@ -119,3 +119,6 @@ OK = outcome.Ending("exited", "exit status 0", 0)
 
 
 CRASH = outcome.Ending("killed", "died of SIGSEGV", 139, failed=True)
+
+
+EXIT_3 = outcome.Ending("exited", "exit status 3", 3)

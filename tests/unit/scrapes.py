@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from onqueue import acceptor, message
-from played import sink
+from played import sink, views_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from hostguard.api.metrics import Metrics
@@ -31,18 +31,18 @@ on_host = pytest.mark.skipif(
 )
 
 
-def exposed(manager):
-    """The page that Prometheus reads."""
+def exposed(manager, problems=()):
+    """The page that Prometheus reads, while the status has these problems."""
     guard = Metrics(
         manager.policy, manager.live, manager.gate, manager.backlog, manager.parts.held, manager.ledger,
-        manager.watcher, sink(manager, Counters),
+        manager.watcher, sink(manager, Counters), lambda: {"problems": problems, "minds": views_of(manager).minds()},
     )  # fmt: skip
     return guard.text().decode()
 
 
-def scrape(manager):
+def scrape(manager, problems=()):
     """{(name, label value, ...): value} of every sample."""
-    families = text_string_to_metric_families(exposed(manager))
+    families = text_string_to_metric_families(exposed(manager, problems))
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in families

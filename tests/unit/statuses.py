@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hostguard.telemetry.problems import listed
+
 NOW = 1_798_761_600_000  # 2027-01-01T00:00Z, in ms
 MIB = 1 << 20
 
@@ -12,7 +14,8 @@ def mind(name: str, **more: Any) -> dict[str, Any]:
     return {
         "name": name, "state": "idle", "sessions": [], "sleep": "awake", "asleep_until": None, "cap": 1,
         "live": 0, "queued": 0, "batching": 0, "gated": 0, "held": 0, "hold": None, "oldest_wait_ms": None,
-        "write_bytes": 0, "command": ["/bin/true"], "user": "u", "url": None, "unit": None, **more,
+        "failures": None, "dead": 0, "down": None, "frozen": [], "write_bytes": 0, "command": ["/bin/true"], "user": "u",
+        "url": None, "unit": None, **more,
     }  # fmt: skip
 
 
@@ -20,7 +23,7 @@ def turn(id_: str | None, name: str, age_s: float, **more: Any) -> dict[str, Any
     return {
         "id": id_, "unit": f"hostguard-turn-{name}-{id_}.scope", "mind": name, "session": "main",
         "delivery": id_ and int(id_), "started_at": NOW - round(age_s * 1000), "held_ms": 0, "state": "running",
-        "stopping": False, "description": "", "cpu_ms": 1500, "read_bytes": 4096, "write_bytes": 6 * MIB,
+        "stopping": False, "frozen": False, "description": "", "cpu_ms": 1500, "read_bytes": 4096, "write_bytes": 6 * MIB,
         "counted": "scope", **more,
     }  # fmt: skip
 
@@ -48,9 +51,13 @@ def status(**more: Any) -> dict[str, Any]:
         "version": "0.2.0", "pid": 812, "started_at": NOW - 7_200_000, "state": "running", "turns": 0, "cap": 2,
         "effective_cap": 2, "pressure": pressure(), "queued": 0, "held": 0, "due_later": 0, "paused_minds": [],
         "minds": [mind("ada"), mind("bob"), mind("carol")], "live": [],
-        "device": {"node": "/dev/mmcblk0", "name": "mmcblk0", "reason": "the root is on it"}, "problems": [],
-        "enforcement": [], **more,
+        "device": {"path": "auto", "node": "/dev/mmcblk0", "name": "mmcblk0", "reason": "the root is on it"},
+        "problems": [], "enforcement": [], **more,
     }  # fmt: skip
+
+
+def problem(code: str, text: str = "because") -> dict[str, str]:
+    return listed({code: text})[0]
 
 
 def stalled() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hostguard.cli.top.keys import HELP, Mode, Ui, chosen
 from hostguard.cli.top.model import MindRow, TurnRow, View
 from hostguard.core.text import columns, cut, safe, table
-from hostguard.telemetry.headlines import BAD, WARN
+from hostguard.telemetry.problems import BAD, WARN
 
 Line = list[tuple[str, str]]  # (text, style), from left to right; styles: "", bad, warn, title, head, chosen
 

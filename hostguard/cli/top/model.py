@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostguard.telemetry.headlines import Line, busy_minds, hold_text, news, running, waits
+from hostguard.telemetry.headlines import busy_minds, hold_text, news, running, turn_state, waits
+from hostguard.telemetry.problems import Line
 
 SLOT_MS = 2_000  # one column of the level's history: 60 columns are two minutes
 FRESH_MS = 5_000  # an older sample of the disk says nothing about now
@@ -130,7 +131,7 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
     cpu = rate("cpu_ms")
     return TurnRow(
         turn["id"], turn["unit"], turn["mind"], turn["session"],
-        "stopping" if turn["stopping"] else turn["state"],
+        turn_state(turn),
         max(0, at - turn["started_at"]) / 1000 if turn["started_at"] else None,
         None if cpu is None else cpu / 10, turn["cpu_ms"],
         rate("read_bytes"), rate("write_bytes"), turn["read_bytes"], turn["write_bytes"], turn["counted"],

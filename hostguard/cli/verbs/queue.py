@@ -16,7 +16,7 @@ from hostguard.telemetry.headlines import hold_text
 
 STATES = (
     "queued", "delivering", "in_turn", "batching", "gated", "done", "dead", "cancelled", "expired", "batched",
-    "skipped", "all",
+    "skipped", "failed", "all",
 )  # fmt: skip
 LIMIT_MAX = 1000  # the API's own
 
@@ -24,7 +24,11 @@ LIMIT_MAX = 1000  # the API's own
 @click.command()
 @click.argument("id_", metavar="[ID]", type=int, required=False, shell_complete=complete_rows)
 @click.option("--mind", help="Only deliveries for this mind.", shell_complete=complete_minds)
-@click.option("--state", type=click.Choice(STATES), help="Only this state. Default: all that are not final.")
+@click.option(
+    "--state",
+    type=click.Choice(STATES),
+    help="Only this state. Default: all that are not final. failed: turns that failed, whatever their state.",
+)
 @click.option(
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most this many."
 )
@@ -37,7 +41,7 @@ def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_j
     \b
     Examples:
       hostguard queue --mind coder
-      hostguard queue --state dead
+      hostguard queue --state failed
       hostguard queue 17
     """
     if id_ is not None:
@@ -52,7 +56,7 @@ def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_j
         answer["deliveries"] = [row for row in answer["deliveries"] if row["state"] == state]
     deliveries, now = answer["deliveries"], time()
     rows = [
-        (d["id"], d["mind"], d["session"], d["state"], duration(now - d["created_at"] / 1000), _note(d))
+        (d["id"], d["mind"], d["session"], _state(d), duration(now - d["created_at"] / 1000), _note(d))
         for d in deliveries
     ]
     text = table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width())
@@ -61,6 +65,12 @@ def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_j
     elif len(deliveries) == limit:
         text += f"\nshowing at most {limit}, {answer['total_queued']} are queued; --limit shows more"
     show(answer, as_json, text)
+
+
+def _state(delivery: Any) -> str:
+    """The state; failed for a turn that ended with another exit status than 0, or was not completed."""
+    state = str(delivery["state"])
+    return "failed" if delivery.get("failed") and state == "done" else state
 
 
 def _note(delivery: Any) -> str:
@@ -80,7 +90,7 @@ def delivery_text(delivery: Any) -> str:
         ("Delivery", delivery["id"]),
         ("Mind", delivery["mind"]),
         ("Session", delivery["session"]),
-        ("State", delivery["state"]),
+        ("State", _state(delivery)),
         ("Kind", delivery.get("kind")),
         ("Held", hold_text(delivery.get("hold"), delivery["mind"]) or None),
         ("Held since", clock(hold.get("since"))),

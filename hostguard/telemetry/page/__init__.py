@@ -13,10 +13,11 @@ from importlib.resources import files
 from typing import Any
 
 from hostguard.core.text import clock, duration
-from hostguard.telemetry.headlines import BAD, INFO, news
+from hostguard.telemetry.headlines import news
 from hostguard.telemetry.page.charts import html
 from hostguard.telemetry.page.overtime import over_time
 from hostguard.telemetry.page.tables import incidents, minds, running, waiting
+from hostguard.telemetry.problems import BAD, INFO
 
 SPANS = ((1, "hour"), (24, "day"), (168, "week"))  # hours, of the live page's links
 CLASSES = ("fine", "strained", "stalled")  # by severity

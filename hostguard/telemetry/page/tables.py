@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hostguard.core.text import clock, duration, ms, size
-from hostguard.telemetry.headlines import busy_minds, hold_text, reason_text, turns, waits
+from hostguard.telemetry.headlines import busy_minds, hold_text, reason_text, turn_state, turns, waits
 from hostguard.telemetry.page.charts import html
 
 WAITING_SHOWN = 8  # minds, so that what follows stays on the screen
@@ -22,7 +22,7 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
             (html(turn["id"] or turn["unit"]), None),
             (html(turn["mind"] or "-"), None),
             (html(turn["session"] or "-"), None),
-            ("stopping" if turn["stopping"] else html(turn["state"]), None),
+            (html(turn_state(turn)), None),
             _number(now - turn["started_at"], ms),
             _number(turn["cpu_ms"], ms),
             _number(turn["read_bytes"], size),
@@ -78,7 +78,10 @@ def minds(rows: Sequence[Any]) -> str:
         ]
         for mind in rows
     ]
-    caption = "The busiest first. Failed attempts were tried again. “-”: unknown, as with hostguard run."
+    caption = (
+        "The busiest first. Failed: turns with another exit status than 0, and attempts that were tried"
+        " again. “-”: unknown, as with hostguard run."
+    )
     return _table("minds", "Minds", caption, heads, cells)
 
 

@@ -21,6 +21,7 @@ from doctor_hosts import (
     levels,
     one,
 )
+from statuses import problem
 
 from hostguard.cli import doctor
 from hostguard.cli.doctor.checks import Level
@@ -39,10 +40,25 @@ from hostguard.core.model import Config, Limits, Mind
         ({}, {"daemon": RUNNING | {"state": "no_systemd"}}, "daemon", Level.PROBLEM, "cannot reach systemd"),
         (
             {},
-            {"daemon": RUNNING | {"problems": [{"code": "c", "text": "queue.db was damaged"}]}},
+            {"daemon": RUNNING | {"problems": [problem("queue_damaged", "queue.db was damaged"), problem("mind_down")]}},
             "daemon",
             Level.PROBLEM,
             "queue.db was damaged",
+        ),
+        ({}, {"daemon": RUNNING | {"problems": [problem("mind_failing", "ada 6 times")]}}, "daemon", Level.WARNING, "ada 6"),
+        (
+            {},
+            {"daemon": RUNNING | {"device": {"path": "auto", "node": None, "reason": "whose device /sys does not know"}}},
+            "device",
+            Level.PROBLEM,
+            "the daemon found no disk: whose device /sys does not know; this command found /dev/mmcblk0: ",
+        ),
+        (
+            {},
+            {"daemon": RUNNING | {"problems": [problem("no_disk", "not watched: the kernel no longer has mmcblk0")]}},
+            "device",
+            Level.PROBLEM,
+            "no longer has mmcblk0",
         ),
         (
             {},
@@ -94,6 +110,13 @@ from hostguard.core.model import Config, Limits, Mind
             "file_system",
             Level.WARNING,
             "in memory (tmpfs on /var)",
+        ),
+        (
+            {"proc/self/mountinfo": CGROUP2 + MMC_MOUNTS + "60 25 0:61 / /var rw - nfs4 nas:/var rw\n"},
+            {},
+            "file_system",
+            Level.WARNING,
+            "is on another machine (nfs4 on /var, from nas:/var)",
         ),
         ({}, {"free": (100 << 20, 1 << 34)}, "space", Level.WARNING, "100 of 16384 MiB"),
         ({}, {"free": (10 << 20, 1 << 34)}, "space", Level.PROBLEM, "10 of 16384 MiB"),

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from screen import rest
 from standin import ROOT, StandIn
-from statuses import NOW, change, hold, mind, pressure, stalled, status, turn
+from statuses import NOW, change, hold, mind, pressure, problem, stalled, status, turn
 
 from hostguard.cli import tables
 from hostguard.cli.status import screen
 from hostguard.core.text import columns
-from hostguard.telemetry.headlines import BAD, INFO, WARN, news
+from hostguard.telemetry.headlines import news
+from hostguard.telemetry.problems import BAD, INFO, WARN
 
 
 @pytest.fixture(autouse=True)
@@ -233,8 +234,10 @@ def test_who_writes_most_counts_live_turns_and_those_that_ended() -> None:
 @pytest.mark.parametrize(
     ("more", "first"),
     [
-        ({"state": "no_systemd", "pressure": pressure("stalled")}, "systemd"),
-        ({"problems": [{"text": "the card is full"}], "state": "paused"}, "problem"),
+        ({"problems": [problem("no_systemd")], "pressure": pressure("stalled")}, "systemd"),
+        ({"problems": [{"code": "of_later", "text": "the card is full"}], "state": "paused"}, "problem"),
+        ({"problems": [problem("no_disk")], "paused_minds": ["a"]}, "disk"),
+        ({"problems": [problem("mind_failing")], "pressure": pressure("strained")}, "failing"),
         ({"state": "paused", "pressure": pressure("stalled")}, "disk"),
         ({"state": "paused", "pressure": pressure("calm")}, "paused"),
         ({"pressure": pressure("strained"), "paused_minds": ["a"]}, "disk"),

@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from played import CRASH, OK, on_manager
+from played import CRASH, EXIT_3, OK, on_manager
 from scrapes import CONFIG, MINDS, ROOT, end, exposed, on_host, promtool, scrape, send, with_disk
 
 from hostguard.api.metrics import MINDS_MAX, OTHER
@@ -18,8 +19,9 @@ from hostguard.core.model import Config, LiveTurn, Mind
 from hostguard.core.settings import Level
 from hostguard.linux import process
 from hostguard.pressure.rule import State as PressureState
-from hostguard.telemetry.counters import Counters
+from hostguard.telemetry.counters import EXITS_MAX, OTHER_EXIT, Counters
 from hostguard.telemetry.events import Event
+from hostguard.telemetry.problems import listed
 from hostguard.turns.live import Phase, Turn
 
 
@@ -67,6 +69,74 @@ def test_attempts_that_fail_are_ends_and_the_tenth_is_a_dead_letter(tmp_path):
         )
 
     on_manager(tmp_path, work, CONFIG)
+
+
+def test_what_is_wrong_is_there_to_alert_on(tmp_path):
+    async def work(manager):
+        now = scrape(manager)
+        assert {value for (name, *_), value in now.items() if name == "hostguard_problem"} == {0}
+        for name in ("failures_in_a_row", "down", "frozen"):
+            assert now[f"hostguard_mind_{name}", "ada"] == now[f"hostguard_mind_{name}", "bob"] == 0
+        for _ in range(3):
+            await send(manager, "ada")
+            await end(manager, EXIT_3)
+        manager.parts.availability.note("bob", "refused")
+        now = scrape(manager, listed({"no_disk": "unknown"}))
+        assert (now["hostguard_problem", "no_disk"], now["hostguard_problem", "not_durable"]) == (1, 0)
+        assert (
+            now["hostguard_turn_exits_total", "3", "ada"]
+            == now["hostguard_mind_failures_in_a_row", "ada"]
+            == 3
+        )
+        assert (now["hostguard_mind_down", "ada"], now["hostguard_mind_down", "bob"]) == (0, 1)
+        await send(manager, "ada")
+        await end(manager, OK)
+        now = scrape(manager)
+        assert (
+            now["hostguard_turn_exits_total", "0", "ada"],
+            now["hostguard_mind_failures_in_a_row", "ada"],
+        ) == (1, 0)
+
+    on_manager(tmp_path, work, CONFIG)
+
+
+def test_dead_letters_are_there_until_a_person_deals_with_them(tmp_path):
+    async def work(manager):
+        for _ in range(2):
+            (row,) = await send(manager, "ada")
+            await manager.queue.write(
+                lambda db, id_=row.id: db.execute("UPDATE deliveries SET attempts = 9 WHERE id = ?", (id_,))
+            )
+            (turn,) = manager.runner.live
+            turn.delivery = replace(turn.delivery, attempts=9)
+            await end(manager, CRASH)
+            await end(manager, OK)  # the notice's turn
+        assert scrape(manager)["hostguard_dead_letters_kept", "ada"] == 2
+        control = manager.parts.deliveries
+        await control.drop(1)
+        assert scrape(manager)["hostguard_dead_letters_kept", "ada"] == 1
+        await control.retry(3)
+        assert scrape(manager)["hostguard_dead_letters_kept", "ada"] == 0
+        await manager.settled(5)
+        await end(manager, OK)
+
+    on_manager(tmp_path, work, CONFIG)
+
+
+def test_exit_statuses_of_a_mind_that_has_many_share_a_series():
+    counts = Counters()
+    for number, status in enumerate([*range(20), 3, 19]):
+        event = {
+            "type": Event.ENDED,
+            "mind": "ada",
+            "outcome": "exited",
+            "turn": f"{number}",
+            "delivery": number,
+        }
+        counts.take(event | {"exit": status})
+    assert counts.exits == {("ada", "3"): 2, ("ada", OTHER_EXIT): 13} | {
+        ("ada", str(status)): 1 for status in range(EXITS_MAX) if status != 3
+    }
 
 
 @pytest.mark.parametrize(
@@ -152,7 +222,7 @@ def test_no_number_of_minds_sessions_or_turns_makes_more_series(tmp_path):
             live = LiveTurn(f"hostguard-turn-{at}.scope", mind, f"s{at}", str(at))
             manager.runner.live.add(Turn(live, 0, Phase.RUNNING))
         now = scrape(manager)
-        assert len(now) < 14 * MINDS_MAX
+        assert len(now) < 19 * MINDS_MAX
         assert now["hostguard_turns_started_total", "mind0"] == 1
         assert now["hostguard_turns_started_total", OTHER] == 1000 - MINDS_MAX
         assert now["hostguard_turns_ended_total", OTHER, "exited"] == 1000 - MINDS_MAX

@@ -7,17 +7,31 @@ from pathlib import Path
 from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
 from hostguard.core import paths
 from hostguard.linux.disk import mounts_on
+from hostguard.linux.durable import REMOTE, doubt
 from hostguard.linux.limits import configured
 
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "glusterfs", "fuse.sshfs")
 SPARE = (64 << 20, 256 << 20)  # free bytes: a problem below the first, a warning below the second
 
 
 def device(host: Host) -> Check:
-    """The disk to guard is known."""
-    found = host.device
-    if found.node is not None or host.config.device_path == "none":
-        return ok(found.reason)
+    """The disk to guard is known, and the daemon, in its sandbox, has found it."""
+    found, node = host.device.reason, host.device.node
+    by_daemon = host.daemon.get("device") if host.daemon is not None else None
+    if host.daemon is not None and by_daemon is not None:
+        if by_daemon["path"] == host.config.device_path and by_daemon["node"] != node:
+            return problem(
+                f"the daemon found {by_daemon['node'] or 'no disk'}: {by_daemon['reason']};"
+                f" this command found {node or 'no disk'}: {found}",
+                "The daemon limits and watches only the disk that it has found.",
+                f"{host.systemctl} restart hostguard    # if a disk has come since it was started",
+                f'# or path = "{node or "/dev/..."}" under [device] in {paths.CONFIG}',
+            )
+        found, node = by_daemon["reason"], by_daemon["node"]
+        unread = [one["text"] for one in host.daemon["problems"] if one["code"] == "no_disk"]
+        if node is not None and unread:
+            return problem(unread[0], "Pressure cannot watch the disk.", "dmesg -l err,warn | tail -50")
+    if node is not None or host.config.device_path == "none":
+        return ok(found)
     state = host.mount_of(str(paths.STATE))
     if state is not None and state.kind in REMOTE and host.config.device_path == "auto":
         drop_in = f"{paths.CONFIG}.d/90-device.toml"
@@ -29,7 +43,7 @@ def device(host: Host) -> Check:
             f"{host.systemctl} reload hostguard",
         )
     return problem(
-        found.reason,
+        found,
         "No disk limit can be set, and pressure cannot watch the disk.",
         "lsblk -s    # shows the disks",
         f'# path = "/dev/..." under [device] in {paths.CONFIG}',
@@ -77,11 +91,11 @@ def file_system(host: Host) -> Check:
             "The kernel makes ext4 read-only after disk errors: the card may be failing.",
             "dmesg -l err,warn | tail -50    # then run fsck at the next boot, or replace the card",
         )
-    if state is not None and state.kind in ("tmpfs", "ramfs"):
+    if lost := doubt(paths.DATABASE, host.root):
         return warning(
-            f"the queue in {paths.STATE} is in memory ({state.kind} on {state.place})",
-            "Accepted messages are lost at power-off.",
-            f"# mount a disk at {paths.STATE}",
+            lost,
+            "Their senders were told that they are safe.",
+            f"# mount a file system on a disk at {paths.STATE}, and restart hostguard",
         )
     reasons = {
         "sync": "every write blocks",

@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Iterator
 
-from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
+from hostguard.cli.doctor.checks import Check, Host, Level, ok, problem, warning
 from hostguard.core.units import SLICE
 from hostguard.linux.cgroup import MOUNT
 from hostguard.linux.limits import Label, Verdict, configured, judge, worst
 
 UNIT_FILES = ("/etc", "/usr/lib", "/run")
+OWN_CHECKS = ("no_systemd", "no_disk", "not_durable")  # problems of the daemon that other findings are about
 SHOWN = 3  # processes to name
 
 
@@ -60,9 +61,12 @@ def daemon(host: Host) -> Check:
     if status["state"] == "no_systemd":
         mend = f"{host.systemctl} status dbus; {host.systemctl} restart hostguard"
         return problem("it cannot reach systemd", "It starts no turn that it cannot count.", mend)
-    if status["problems"]:
-        text = "; ".join(problem["text"] for problem in status["problems"])
-        return problem(text, "", "journalctl -t hostguardd -p warning -b")
+    reported = [one for one in status["problems"] if one["code"] not in OWN_CHECKS]
+    broken = [one["text"] for one in reported if one["severity"] == Level.PROBLEM]
+    if broken:
+        return problem("; ".join(broken), "", "journalctl -t hostguardd -p warning -b")
+    if reported:
+        return warning("; ".join(one["text"] for one in reported), "", "hostguard status")
     links = [f"{place}/systemd/system/multi-user.target.wants/hostguard.service" for place in UNIT_FILES]
     if not host.user and not any(map(host.exists, links)):
         return warning("it runs, but will not start at boot", "", "systemctl enable hostguard")
