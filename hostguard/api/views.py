@@ -75,8 +75,8 @@ class Views:
             "hold": None,
         }
         hold = self._gate.hold(row.row) if live is None and row.state is State.QUEUED else None
-        if hold is not None and hold.reason is not Reason.NOT_DUE:
-            since = max(row.created_at, row.not_before)
+        since = max(row.created_at, row.not_before)
+        if hold is not None and since <= now_ms():
             view["hold"] = {"reason": hold.reason, "blocker": hold.blocker, "since": since}
         if payload is not None:
             view["payload"] = json.loads(payload)
@@ -93,11 +93,15 @@ class Views:
         if hold is None:
             return view | {"text": f"{row.id} starts now"}
         view |= {"reason": hold.reason, "blocker": hold.blocker}
-        if hold.reason is Reason.NOT_DUE:
-            text = f"{row.id} is not held: it is due in {span(row.not_before - now_ms())}"
+        paused = self._backlog.paused(row.mind, row.session)
+        retried = hold.reason is Reason.RETRY and paused is not None and paused.id == row.id
+        if retried or hold.reason is Reason.NOT_DUE:
+            due = paused.not_before if retried and paused is not None else row.not_before
+            what = "is tried again" if retried else "is not held: it is due"
+            text = f"{row.id} {what} in {span(due - now_ms())}"
             if row.attempts:
                 text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
-            return view | {"since": row.created_at, "due": row.not_before, "text": text}
+            return view | {"since": row.created_at, "due": due, "text": text}
         since, place = max(row.created_at, row.not_before), self._backlog.place(row.id, row.mind)
         state = self._monitor.state
         text = (

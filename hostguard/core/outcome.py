@@ -57,6 +57,7 @@ class Ending:
     failed: bool = False
     back: bool = False  # never ran: back to its place in the queue, no attempt counted
     pause_ms: int = 0  # before it is offered again
+    overtaken: bool = False  # until it is tried again its session goes on: the message had reached its mind
 
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
@@ -86,11 +87,11 @@ def ending(
     if overdue and (status is None or number in (signal.SIGTERM, signal.SIGKILL)):
         return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", status)
     if status is None:
-        return Ending("killed", "all its processes were killed", failed=True)
+        return Ending("killed", "all its processes were killed", failed=True, overtaken=True)
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return Ending("stopped", f"ended by {_name(number)}", status)
     if number is not None:
-        return Ending("killed", f"died of {_name(number)}", status, failed=True)
+        return Ending("killed", f"died of {_name(number)}", status, failed=True, overtaken=True)
     return Ending("exited", f"exit status {status}", status, failed=kind is Kind.FILE and status != 0)
 
 

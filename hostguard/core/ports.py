@@ -37,7 +37,7 @@ class RowSource(Protocol):
         """Remove the row from the queued ones."""
 
     def give_back(self, row: Row, pause_ms: int = 0) -> None:
-        """Queue a taken row again, to be offered after a pause."""
+        """Queue a taken row again at its place in its session, which waits out the pause."""
 
 
 class Dispatching(Protocol):

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     MIND_PAUSED = "mind_paused", MIND, "paused: hostguard resume {mind}", "{blocker} (hostguard resume MIND)"
     ASLEEP = "asleep", MIND, "asleep: hostguard wake {mind}", "{blocker} (hostguard wake MIND)"
     NOT_DUE = "not_due", SESSION, "not due yet"
+    RETRY = "retry", SESSION, "tried again after a pause"  # the session's first row, and those behind it
     CALLER_AWAY = "caller_away", ROW, "its hostguard run is not connected"
     UNKNOWN_MIND = "unknown_mind", MIND, "not configured"
     SESSION_BUSY = "session_busy", SESSION, "session busy", "its session is busy{behind}"

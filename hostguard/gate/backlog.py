@@ -3,16 +3,19 @@
 Rows are grouped by mind and session; a heap per mind orders its sessions by their first row, and one heap
 orders the minds. Entries are checked when they surface instead of being removed (lazy deletion). A mind or
 session that the gate holds is parked until `touch` brings it back: its rows are never scanned meanwhile.
+
+A row given back keeps its place in its session. If it is due only after a pause, those behind it wait, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 
 from hostguard.core.model import Kind, Row, StoredRow
+from hostguard.core.reasons import SESSION
 
 
 class _MindRows:
@@ -91,14 +94,15 @@ class Backlog:
     def __init__(self) -> None:
         self._minds: dict[str, _MindRows] = {}
         self._order: list[tuple[int, str]] = []  # (first row, mind); may be stale
-        self._later: list[tuple[int, int]] = []  # (not_before, id); may be stale
+        self._later: list[tuple[int, int]] = []  # (not_before, id), also of those in `_pauses`; may be stale
         self._later_rows: dict[int, Row] = {}
         self._later_count: Counter[str] = Counter()
+        self._pauses: dict[int, Row] = {}  # rows that wait out a pause at their place in their session
         self._kinds: dict[int, Kind] = {}  # of due rows that are not plain messages
         self._fresh: list[Row] = []
 
     def __len__(self) -> int:
-        """Rows that are due."""
+        """Rows that are due, or wait out a pause at their place."""
         return sum(rows.count for rows in self._minds.values())
 
     @property
@@ -107,7 +111,7 @@ class Backlog:
         return len(self._later_rows)
 
     def count(self, mind: str) -> int:
-        """Due rows of one mind."""
+        """Rows of one mind that are due, or wait out a pause at their place."""
         rows = self._minds.get(mind)
         return rows.count if rows else 0
 
@@ -139,15 +143,19 @@ class Backlog:
         id_, session = min([*filter(None, [rows.head()]), *parked], default=(None, ""))
         return None if id_ is None else self._row(id_, mind, session)
 
-    def load(self, rows: Iterable[StoredRow], now: int) -> None:
-        """Add many rows, at start; none of them is fresh.
+    def load(self, rows: Iterable[StoredRow], now: int, paused: Collection[int] = ()) -> None:
+        """Add many rows, at start; none of them is fresh. `paused`: of those not due, the ids given back.
 
         A million of them take about a second in all, so this makes no Row of those that are due.
         """
         minds, kinds, message = self._minds, self._kinds, Kind.MESSAGE.value
         for id_, name, session, not_before, kind in rows:
             if not_before > now:
-                self._add_later(Row(id_, name, session, not_before, Kind(kind)))
+                row = Row(id_, name, session, not_before, Kind(kind))
+                if id_ in paused:
+                    self.give_back(row, now)
+                else:
+                    self._add_later(row)
                 continue
             if kind != message:
                 kinds[id_] = Kind(kind)
@@ -168,6 +176,15 @@ class Backlog:
         else:
             self._add_due(row)
 
+    def give_back(self, row: Row, now: int) -> None:
+        """Put a row back at its place in its session, which waits until the row is due."""
+        if row.not_before > now:
+            self._pauses[row.id] = row
+            heappush(self._later, (row.not_before, row.id))
+        else:
+            self._fresh.append(row)
+        self._add_due(row)
+
     def _add_later(self, row: Row) -> None:
         heappush(self._later, (row.not_before, row.id))
         self._later_rows[row.id] = row
@@ -182,12 +199,18 @@ class Backlog:
         self.touch(row.mind)
 
     def fresh(self) -> list[Row]:
-        """Rows that were added or came due since the last call; some may be gone again."""
+        """Rows that came, came due, or waited behind a pause that is over, since the last call.
+
+        Some may be gone again.
+        """
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def remove(self, id_: int, mind: str, session: str) -> bool:
-        """Remove a row (started, cancelled, expired). False if it was not here."""
+        """Remove a row (started, cancelled, expired). False if it was not here.
+
+        The session of a row that waited out a pause goes on.
+        """
         if self._forget_later(id_):
             return True
         rows = self._minds.get(mind)
@@ -196,6 +219,10 @@ class Backlog:
         if not rows.count:
             del self._minds[mind]
         self._kinds.pop(id_, None)
+        if self._pauses.pop(id_, None) is not None:
+            self.touch(mind, session)
+            if (first := self.first_in(mind, session)) is not None:
+                self._fresh.append(first)
         return True
 
     def _forget_later(self, id_: int) -> Row | None:
@@ -217,43 +244,52 @@ class Backlog:
             rows.listed = rows.heads[0][0]
             heappush(self._order, (rows.listed, mind))
 
-    def park(self, mind: str, session: str | None = None) -> None:
-        """Leave the mind, or one session of it, out of `next` until it is touched."""
-        rows = self._minds.get(mind)
+    def park(self, row: Row, holds: str) -> None:
+        """Leave the row's session, or else its mind, out of `next` until it is touched.
+
+        `holds` is that of the Reason why the row waits.
+        """
+        rows = self._minds.get(row.mind)
         if rows is None:
             return
-        if session is None:
-            rows.listed = None
-        else:
-            rows.parked.add(session)
+        if holds == SESSION:
+            rows.parked.add(row.session)
             rows.head()
+        else:
+            rows.listed = None
 
     def due(self, now: int) -> list[Row]:
         """Move the rows whose time has come to the due ones; they are fresh. In order of id."""
         rows = []
         while (when := self.next_due()) is not None and when <= now:
-            row = self._forget_later(heappop(self._later)[1])
+            id_ = heappop(self._later)[1]
+            if (row := self._pauses.pop(id_, None)) is not None:
+                self.touch(row.mind, row.session)
+            elif (row := self._forget_later(id_)) is not None:
+                self._add_due(row)
             if row is not None:
                 rows.append(row)
-        for row in rows:
-            self._add_due(row)
         rows.sort(key=lambda row: row.id)
         self._fresh += rows
         return rows
 
     def hasten(self, ids: Iterable[int], after: int, now: int) -> None:
-        """Make rows that come due later than `after` due now; both in ms since the epoch."""
-        for id_ in ids:
-            row = self._later_rows.get(id_)
+        """Make these rows, and all that wait out a pause, due now if they come due later than `after`.
+
+        Both in ms since the epoch.
+        """
+        for id_ in {*ids, *self._pauses}:
+            rows = self._pauses if id_ in self._pauses else self._later_rows
+            row = rows.get(id_)
             if row is not None and row.not_before > after:
-                self._forget_later(id_)
-                self._add_later(replace(row, not_before=now))
+                rows[id_] = replace(row, not_before=now)
+                heappush(self._later, (now, id_))
 
     def next_due(self) -> int | None:
         """When the next row comes due, in ms since the epoch."""
         while self._later:
             when, id_ = self._later[0]
-            row = self._later_rows.get(id_)
+            row = self._later_rows.get(id_) or self._pauses.get(id_)
             if row is not None and row.not_before == when:
                 return when
             heappop(self._later)
@@ -282,13 +318,25 @@ class Backlog:
         return None
 
     def _row(self, id_: int, mind: str, session: str) -> Row:
-        return Row(id_, mind, session, 0, self._kinds.get(id_, Kind.MESSAGE))
+        return self._pauses.get(id_) or Row(id_, mind, session, 0, self._kinds.get(id_, Kind.MESSAGE))
+
+    def paused(self, mind: str, session: str) -> Row | None:
+        """The session's first row, if it waits out a pause."""
+        first = self.first_in(mind, session) if self._pauses else None
+        return None if first is None else self._pauses.get(first.id)
 
     def first_in(self, mind: str, session: str) -> Row | None:
-        """The session's first due row, parked or not. The row stays."""
+        """The session's first row, which may be parked or wait out a pause. The row stays."""
         rows = self._minds.get(mind)
         id_ = rows.first(session) if rows else None
         return None if id_ is None else self._row(id_, mind, session)
+
+    def ahead(self, row: Row) -> list[Row]:
+        """The rows of its session before this one. O(rows of the session)."""
+        rows = self._minds.get(row.mind)
+        ids = rows.sessions.get(row.session) if rows else None
+        found = ids if isinstance(ids, deque) else ()
+        return [self._row(id_, row.mind, row.session) for id_ in found if id_ < row.id]
 
     def place(self, id_: int, mind: str) -> int:
         """Place in line among the mind's due rows, 1 = next. O(rows of the mind)."""

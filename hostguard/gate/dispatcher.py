@@ -84,6 +84,7 @@ class Dispatcher:
         fresh = self._backlog.fresh()
         # A `hostguard run --max-wait 0` is offered once, however long its commit took.
         self._expire(now, {row.id for row in fresh if row.kind is Kind.RUN})
+        fresh += self._backlog.fresh()  # what waited behind one that expired
         for lost in self._run_clients.lost():
             self._ledger.close(lost, State.CANCELLED, RUN_LEFT)
         for mind in self._availability.retried():
@@ -93,7 +94,7 @@ class Dispatcher:
                 self._try(row, now)
         while (head := self._backlog.next()) is not None and self._try(head, now):
             pass
-        self._expire(now)
+        expired = self._expire(now)
         for row in fresh:
             if self._backlog.has(row.id, row.mind, row.session):
                 hold = self._gate.hold(row)
@@ -101,6 +102,8 @@ class Dispatcher:
                     self._ledger.hold_begins(row, hold, now)
         self._set_timer(now)
         self._pumped.send(Pumped())
+        if expired:  # others may have waited behind it
+            self.pump()
 
     def _try(self, row: Row, now: int) -> bool:
         """Act on the gate's verdict on the row. False if its hold applies to all rows that would start.
@@ -115,24 +118,22 @@ class Dispatcher:
             self._act(row, verdict, now)
         except Exception:
             log.exception("row %d cannot be offered to the gate; its session waits", row.id)
-            self._backlog.park(row.mind, row.session)
+            self._backlog.park(row, SESSION)
         return True
 
     def _act(self, row: Row, verdict: Start | Fold | Hold, now: int) -> None:
         if isinstance(verdict, Start):
             if not self._starter.begin(row, now):
                 self._take_out(row)
-                self._backlog.add(replace(row, not_before=now + AGAIN_MS), now)
+                self._backlog.give_back(replace(row, not_before=now + AGAIN_MS), now)
         elif isinstance(verdict, Fold):
-            self._backlog.park(row.mind, row.session)
+            self._backlog.park(row, SESSION)
             self._feed(verdict.turn.unit)
         elif verdict.reason is Reason.CALLER_AWAY:
             self._take_out(row)
             self._run_clients.park(row)
-        elif verdict.reason.holds == SESSION:
-            self._backlog.park(row.mind, row.session)
         else:
-            self._backlog.park(row.mind)
+            self._backlog.park(row, verdict.reason.holds)
 
     def _feed(self, unit: str) -> None:
         turn = self._live.turns[unit]
@@ -152,7 +153,8 @@ class Dispatcher:
         for row, waited in turn.rows:
             again = self._ledger.settle(row, turn, ended.ending, waited)
             if again is not None:
-                self._backlog.add(again, now)
+                put_back = self._backlog.add if ended.ending.overtaken else self._backlog.give_back
+                put_back(again, now)
         if turn.live.session is not None:
             self._session_changed.send(SessionChanged(turn.live.mind, turn.live.session, False))
         self.pump()
@@ -170,8 +172,8 @@ class Dispatcher:
 
     # -- time
 
-    def _expire(self, now: int, spared: Collection[int] = ()) -> None:
-        self._ledger.expired(now, spared, self._take_out)
+    def _expire(self, now: int, spared: Collection[int] = ()) -> bool:
+        return self._ledger.expired(now, spared, self._take_out)
 
     def _take_out(self, row: Row) -> bool:
         return self._backlog.remove(row.id, row.mind, row.session) or bool(self._run_clients.unpark(row.id))

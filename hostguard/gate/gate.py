@@ -30,6 +30,7 @@ class Gate:
     _monitor: Monitor
     _availability: Availability
     _run_clients: RunClients
+    _backlog: Backlog
 
     def host(self) -> HostView:
         """The host as the rule sees it."""
@@ -52,7 +53,16 @@ class Gate:
             return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
         if row.kind is Kind.RUN and not self._run_clients.waits(row.id):
             return Hold(Reason.CALLER_AWAY, "its `hostguard run` is not connected")
-        return decide(self.host(), self.view(row.mind), row, now_ms())
+        now, first = now_ms(), self._backlog.paused(row.mind, row.session)
+        if first is not None and first.id <= row.id and first.not_before > now:
+            row = replace(row, not_before=first.not_before)
+        else:
+            first = None
+        verdict = decide(self.host(), self.view(row.mind), row, now)
+        if first is not None and isinstance(verdict, Hold) and verdict.reason is Reason.NOT_DUE:
+            which = "it" if first.id == row.id else f"{first.id}, before it in its session,"
+            return Hold(Reason.RETRY, f"{which} is tried again after a pause")
+        return verdict
 
     def hold(self, row: Row) -> Hold | None:
         """Why the row waits; None if it does not."""
@@ -83,7 +93,7 @@ class BacklogRows:
         self._backlog.remove(row.id, row.mind, row.session)
 
     def give_back(self, row: Row, pause_ms: int = 0) -> None:
-        """Queue the row again; it is due after `pause_ms`."""
+        """Queue the row again at its place; it is due after `pause_ms`, and its session waits until then."""
         now = now_ms()
-        self._backlog.add(replace(row, not_before=now + pause_ms) if pause_ms else row, now)
+        self._backlog.give_back(replace(row, not_before=now + pause_ms) if pause_ms else row, now)
         self._redrive.send(Redrive())

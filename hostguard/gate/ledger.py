@@ -43,7 +43,8 @@ class Ledger:
     loaded: int = field(default=0, init=False)  # rows up to this id were queued before the guard was started
     floor: int = field(default=0, init=False)  # ids up to this belong to turns of a lost database
     written: Counter[str] = field(default_factory=Counter, init=False)  # bytes by mind, since the start
-    _holds: dict[int, tuple[Hold, int]] = field(default_factory=dict, init=False)  # row -> first, since ms
+    # The first hold of each row that waits, None if it was given back and not held since; and since when, ms.
+    _holds: dict[int, tuple[Hold | None, int]] = field(default_factory=dict, init=False)
     _attempts: dict[int, int] = field(default_factory=dict, init=False)  # of queued rows that failed before
     _expiries: list[tuple[int, int]] = field(default_factory=list, init=False)  # (when, row); may be stale
     _expires: dict[int, tuple[int, Row]] = field(default_factory=dict, init=False)  # when, by row
@@ -77,9 +78,10 @@ class Ledger:
 
     def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
         """Report that the row waits, once, even if the reason changes."""
-        if row.id in self._holds:
+        known, since = self._holds.get(row.id, (None, now))
+        if known is not None:
             return
-        self._holds[row.id] = (hold, now)
+        self._holds[row.id] = (hold, since)
         self._run_clients.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
         text = f"holding {row.id}: {hold.reason} ({hold.blocker})"
         self._report(Event.HELD, row, text, reason=str(hold.reason), blocker=hold.blocker)
@@ -133,10 +135,13 @@ class Ledger:
         if again:
             pause = outcome_.backoff(attempts) if ending.failed else ending.pause_ms
             not_before = now + pause if pause else row.not_before
+            # Of one that did not fail no pause is stored: at a start it would look like a time asked for.
+            stored_time = not_before if ending.failed else row.not_before
             write = self.write(
-                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, not_before, result)
+                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, stored_time, result)
             )
             self._attempts[row.id] = attempts
+            self._holds[row.id] = (None, now)
             if row.expires_at:
                 self._note_expiry(row)
             if ending.failed:
@@ -217,9 +222,9 @@ class Ledger:
         self._expires[row.id] = (row.expires_at, row.row)
         heapq.heappush(self._expiries, (row.expires_at, row.id))
 
-    def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> None:
-        """Close the rows that expired, if `remove` could remove them from the backlog."""
-        later = []
+    def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> bool:
+        """Close the rows that expired, if `remove` could remove them from the backlog. True if any was."""
+        later, closed = [], False
         while self._expiries and self._expiries[0][0] <= now:
             entry = heapq.heappop(self._expiries)
             when, row = self._expires.get(entry[1], (0, None))
@@ -229,8 +234,10 @@ class Ledger:
                 later.append(entry)
             elif remove(row):
                 self.close(row, State.EXPIRED, "it did not start in time")
+                closed = True
         for entry in later:
             heapq.heappush(self._expiries, entry)
+        return closed
 
     def next_expiry(self) -> int | None:
         """When the next row expires, in ms."""

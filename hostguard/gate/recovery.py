@@ -73,7 +73,7 @@ class Recovery:
                 exit_record.forget(turn_id)
 
         taken = {row.id for row in (*known.values(), *folded)}
-        await self._load(taken)
+        await self._load(taken, {row.id for row in special if keeps_place(row)})
         self._ledger.loaded = await self._queue.read(deliveries.last_id)
         for row in special:
             if row.state is State.QUEUED and row.id not in taken:
@@ -95,14 +95,14 @@ class Recovery:
             with suppress(Unavailable, TimeoutError):
                 await asyncio.wait_for(self._queue.write(lambda db: None), STORED_S)
 
-    async def _load(self, taken: Collection[int]) -> None:
+    async def _load(self, taken: Collection[int], paused: Collection[int]) -> None:
         """Read the queued rows in the reading thread, and add them on the event loop, in slices.
 
         The backlog is not thread-safe, and timers use it meanwhile.
         """
         after, now = 0, now_ms()
         while rows := await self._queue.read(partial(deliveries.queued, after=after, limit=SLICE)):
-            self._backlog.load((row for row in rows if row[0] not in taken) if taken else rows, now)
+            self._backlog.load((row for row in rows if row[0] not in taken) if taken else rows, now, paused)
             after = rows[-1][0]
 
     def _delivering(self, special: list[Delivery]) -> tuple[dict[str, Delivery], list[Delivery]]:
@@ -171,7 +171,13 @@ class Recovery:
     def _settle(self, row: Delivery, turn: Turn, ending: Ending) -> None:
         again = self._ledger.settle(row, turn, ending, _waited(row))
         if again is not None:
-            self._backlog.add(again, now_ms())
+            put_back = self._backlog.add if ending.overtaken else self._backlog.give_back
+            put_back(again, now_ms())
+
+
+def keeps_place(row: Delivery) -> bool:
+    """True for a row that failed before it reached its mind: its session waits until it is tried again."""
+    return row.state is State.QUEUED and row.attempts > 0 and row.result.get("outcome") != "killed"
 
 
 def _waited(row: Delivery) -> Waited:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hostguard.core.admission import decide
 from hostguard.core.model import HostView, LiveTurn, MindView, Row, Start
+from hostguard.core.reasons import MIND
 from hostguard.gate.backlog import Backlog
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue
@@ -76,7 +77,7 @@ class Turns:
         host = HostView(len(self.live), (), LIVE, None, False, True)
         assert isinstance(decide(host, MindView(row.mind, 1, False), row, NOW), Start)
         self.backlog.remove(row.id, row.mind, row.session)
-        self.backlog.park(row.mind)
+        self.backlog.park(row, MIND)
         self._start(row)
 
     def _start(self, row: Row) -> None:

@@ -30,7 +30,7 @@ def test_whom_the_reasons_hold() -> None:
     held = {kind: {str(reason) for reason in Reason if reason.holds == kind} for kind in (HOST, SESSION, ROW)}
     assert held == {
         HOST: {"paused", "no_systemd", "no_writes", "global_cap", "pressure"},
-        SESSION: {"session_busy", "not_due"},
+        SESSION: {"session_busy", "not_due", "retry"},
         ROW: {"caller_away", "restart"},
     }
 

@@ -96,8 +96,14 @@ def test_a_driver_is_handed_what_folds_into_its_turn_and_nothing_else(put_togeth
         assert guard.rows.first(INPUT) == ROW
         guard.rows.take(ROW)
         guard.rows.give_back(ROW, 5_000)
-        assert guard.rows.first(INPUT) == Row(2, "a", "main")
+        assert guard.rows.first(INPUT) is None, "nothing overtakes it"
+        assert guard.gate.hold(ROW) == Hold(Reason.RETRY, "it is tried again after a pause")
+        behind = guard.gate.hold(Row(2, "a", "main"))
+        assert behind == Hold(Reason.RETRY, "1, before it in its session, is tried again after a pause")
+        assert guard.gate.hold(Row(3, "a", "other")).reason is Reason.MIND_BUSY
         assert now + 5_000 <= guard.backlog.next_due() <= now_ms() + 5_000
+        guard.backlog.remove(1, "a", "main")
+        assert guard.rows.first(INPUT) == Row(2, "a", "main")
         guard.availability.note("a", "nobody listens")
         assert guard.rows.first(INPUT) is None
         guard.availability.up("a")

@@ -127,7 +127,8 @@ def test_a_turn_whose_scope_is_gone_ends_by_its_record(tmp_path, turns, record, 
         row = await host.now(id_)
         assert (row.state, row.attempts, host.queued()) == (state, attempts, state is State.QUEUED)
         assert host.exec.turns == []
-        assert host.parts.backlog.later == attempts, "a crash waits"
+        waits = host.parts.backlog.paused(row.mind, row.session)
+        assert (waits is not None) == (attempts > 0), "the host's failure waits, first of its session"
         assert (turns / "1").exists() == (record == "")
 
     left(tmp_path, work)

@@ -1,6 +1,6 @@
 """The gate's rules, by a table, and gate plus backlog against a naive model, by random histories."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hostguard.core.admission import decide
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Start
-from hostguard.core.reasons import HOST, SESSION, Reason
+from hostguard.core.reasons import HOST, MIND, SESSION, Reason
 from hostguard.gate.backlog import Backlog
 
 NOW = 1_000_000
@@ -60,7 +60,8 @@ def test_table(host, mind, row, want):
         (HostView(2, ("u-one", "u-two"), cap=2), MindView("x", 1), ROW, ("u-one", "u-two")),
         (HostView(0, cap=0), MindView("x", 1), ROW, ()),
         (HostView(2, ("u-one", "u-other"), cap=2), MindView("x", 1, live=(OTHER,)), ROW, ("u-other",)),
-        (HostView(2), MindView("x", 3, live=(OTHER, SAME)), ROW, ("u-other", "u-same")),
+        (HostView(2), MindView("x", 3, live=(OTHER, SAME)), ROW, ("u-same",)),
+        (HostView(2), MindView("x", 1, live=(OTHER, SAME)), ROW, ("u-same",)),
         (HostView(0), MindView("x", 0), ROW, ()),
         (HostView(1, ("u-one",), effective_cap=1), MindView("x", 1), ROW, None),
         (HostView(1, ("u-other",), paused=True), MindView("x", 1, live=(OTHER,)), ROW, None),
@@ -76,6 +77,7 @@ class Naive:
     """All rows in one dict; the next row is found by asking about every one."""
 
     rows: dict[int, Row] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)  # given back: their sessions wait until they are due
 
     def next(self, ask):
         """The first row, by id, that may start, if only the oldest of each session may."""
@@ -83,7 +85,7 @@ class Naive:
         for id_ in sorted(self.rows):
             row = self.rows[id_]
             verdict = ask(row)
-            if verdict == Hold(Reason.NOT_DUE, "it is not due yet"):
+            if verdict == Hold(Reason.NOT_DUE, "it is not due yet") and id_ not in self.kept:
                 continue
             if (row.mind, row.session) not in sessions and isinstance(verdict, Start):
                 return row
@@ -131,21 +133,26 @@ class Gate(RuleBasedStateMachine):
         self.backlog.add(row, self.now)
         self.naive.rows[row.id] = row
 
-    @rule(back=st.booleans(), data=st.data())
+    @rule(back=st.sampled_from(["", "later", "at its place"]), data=st.data())
     @precondition(lambda self: self.live)
     def end(self, back, data):
         id_ = data.draw(st.sampled_from(sorted(self.live)))
         turn = self.live.pop(id_)
         self.backlog.touch(turn.mind, turn.session)
-        if back:  # a failure: the row comes back, later, with its old id
+        if back:  # a failure: the row comes back with its old id
             row = Row(id_, turn.mind, turn.session, self.now + 3, Kind.FILE)
-            self.backlog.add(row, self.now)
             self.naive.rows[id_] = row
+            if back == "later":
+                self.backlog.add(row, self.now)
+            else:
+                self.backlog.give_back(row, self.now)
+                self.naive.kept.add(id_)
 
     @rule(data=st.data())
     @precondition(lambda self: self.naive.rows)
     def cancel(self, data):
         row = self.naive.rows.pop(data.draw(st.sampled_from(sorted(self.naive.rows))))
+        self.naive.kept.discard(row.id)
         assert self.backlog.remove(row.id, row.mind, row.session)
         assert not self.backlog.remove(row.id, row.mind, row.session)
 
@@ -164,6 +171,15 @@ class Gate(RuleBasedStateMachine):
         if who != "host":
             self.backlog.touch(who)
 
+    @rule()
+    def hasten(self):
+        late = {row.id for row in self.naive.rows.values() if row.kind is Kind.FILE and row.not_before}
+        self.backlog.hasten(late, self.now + 1, self.now)
+        for id_ in late | self.naive.kept:
+            row = self.naive.rows[id_]
+            if row.not_before > self.now + 1:
+                self.naive.rows[id_] = replace(row, not_before=self.now)
+
     @rule(by=st.integers(0, 10))
     def tick(self, by):
         self.now += by
@@ -174,7 +190,8 @@ class Gate(RuleBasedStateMachine):
     def restart(self):
         self.backlog = Backlog()
         rows = (self.naive.rows[i] for i in sorted(self.naive.rows))
-        self.backlog.load(((r.id, r.mind, r.session, r.not_before, r.kind) for r in rows), self.now)
+        stored = ((r.id, r.mind, r.session, r.not_before, r.kind) for r in rows)
+        self.backlog.load(stored, self.now, self.naive.kept)
 
     @invariant()
     def pump_starts_exactly_what_may_start(self):
@@ -187,20 +204,25 @@ class Gate(RuleBasedStateMachine):
                 assert row.kind is self.naive.rows[row.id].kind
                 assert self.backlog.remove(row.id, row.mind, row.session)
                 self.naive.rows.pop(row.id)
+                self.naive.kept.discard(row.id)
                 self.live[row.id] = LiveTurn(f"u{row.id}", row.mind, row.session, str(row.id))
                 assert self.cap is None or len(self.live) <= self.cap
                 assert len(self.view(row.mind).live) <= self.caps[row.mind]
             elif verdict.reason.holds == HOST:
                 break
             else:
-                self.backlog.park(row.mind, row.session if verdict.reason.holds == SESSION else None)
+                self.backlog.park(row, verdict.reason.holds)
         assert self.naive.next(self.ask) is None, "no startable row waits while a slot is free"
 
     @invariant()
     def sessions_are_serial_and_counts_agree(self):
         keys = [(turn.mind, turn.session) for turn in self.live.values()]
         assert len(keys) == len(set(keys))
-        later = [row for row in self.naive.rows.values() if row.not_before > self.now]
+        later = [
+            row
+            for row in self.naive.rows.values()
+            if row.not_before > self.now and row.id not in self.naive.kept
+        ]
         assert self.backlog.later == len(later)
         assert len(self.backlog) == len(self.naive.rows) - len(later)
         for mind in MINDS:
@@ -217,14 +239,14 @@ def test_place_in_line_and_kind():
         backlog.add(Row(id_, "x", session, kind=Kind.RUN if id_ == 1 else Kind.MESSAGE), NOW)
     assert [backlog.place(id_, "x") for id_ in (1, 2, 3)] == [1, 2, 3]
     assert backlog.next().kind is Kind.RUN
-    backlog.park("x", "a")
+    backlog.park(Row(1, "x", "a"), SESSION)
     assert backlog.next() == Row(2, "x", "b")
     assert backlog.first("x") == backlog.first_in("x", "a") == Row(1, "x", "a", kind=Kind.RUN)
-    backlog.park("x", "b")
+    backlog.park(Row(2, "x", "b"), SESSION)
     assert backlog.next() is None
     backlog.touch("x", "a")
     assert backlog.next().id == 1
-    backlog.park("x")
+    backlog.park(Row(1, "x", "a"), MIND)
     assert backlog.next() is None
     backlog.touch("x")
     assert backlog.next().id == 1
@@ -270,3 +292,36 @@ def test_a_row_keeps_its_kind_whether_it_is_due_or_not(kind):
     backlog.remove(2, "x", "b")
     backlog.add(Row(2, "x", "b"), NOW)
     assert backlog.first_in("x", "b") == Row(2, "x", "b"), "no kind outlives its row"
+
+
+def test_a_row_given_back_holds_its_session_until_it_is_due_or_gone():
+    backlog = Backlog()
+    for id_, session in ((2, "a"), (3, "b"), (4, "a")):
+        backlog.add(Row(id_, "x", session), NOW)
+    first = Row(1, "x", "a", NOW + 5)
+    backlog.give_back(first, NOW)
+    assert backlog.next() == backlog.first_in("x", "a") == backlog.first("x") == first
+    assert backlog.paused("x", "a") == first
+    assert (backlog.later, backlog.count("x"), backlog.place(2, "x")) == (0, 4, 2)
+    assert backlog.paused("x", "b") is backlog.paused("y", "a") is None
+    backlog.park(first, SESSION)
+    assert backlog.next() == Row(3, "x", "b"), "other sessions go on"
+    assert [row.id for row in backlog.fresh()] == [2, 3, 4], "the rest of it is no news yet"
+    assert (backlog.next_due(), backlog.due(NOW + 4)) == (NOW + 5, [])
+    backlog.touch("x", "a")
+    assert backlog.next() == first, "it stays the first, whatever is offered again"
+    backlog.park(first, SESSION)
+    assert backlog.due(NOW + 5) == [first]
+    assert backlog.next() == Row(1, "x", "a")
+    assert backlog.paused("x", "a") is backlog.next_due() is None
+
+    backlog.remove(1, "x", "a")
+    backlog.give_back(first, NOW)
+    backlog.park(first, SESSION)
+    backlog.fresh()
+    assert backlog.remove(1, "x", "a"), "cancelled, or expired"
+    assert backlog.next() == Row(2, "x", "a")
+    assert backlog.fresh() == [Row(2, "x", "a")], "a live turn may take it"
+    assert backlog.next_due() is None
+    backlog.give_back(Row(1, "x", "a", NOW), NOW)
+    assert (backlog.next(), backlog.fresh()) == (Row(1, "x", "a"), [Row(1, "x", "a", NOW)])

@@ -168,7 +168,7 @@ def test_a_driver_that_fails_ends_the_turn_as_failed(tmp_path, error):
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
         assert (now.state, now.attempts) == (State.QUEUED, 3)
         assert "a bug in hostguard" in now.result["reason"]
-        assert guard.backlog.later == 1
+        assert guard.backlog.paused("a", "main").id == 1
 
     begun(tmp_path, work)
 
@@ -181,7 +181,8 @@ def test_a_fault_before_the_row_is_read_leaves_it_as_it_was(tmp_path):
         guard.ledger.fetch = fetch
         guard.starter.begin(row.row, 1)
         await guard.tasks.settled(5)
-        assert (len(guard.live), guard.driver.started, guard.backlog.later) == (0, [], 1)
+        assert (len(guard.live), guard.driver.started) == (0, [])
+        assert guard.backlog.paused("a", "main").id == 1
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
         assert (now.state, now.turn, guard.ledger.attempts(1)) == (State.QUEUED, None, 2)
 
@@ -230,7 +231,7 @@ def test_without_a_record_the_row_comes_again_unmarked(tmp_path):
         guard.starter.begin(row.row, 1)
         await guard.tasks.settled(5)
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
-        assert (now.state, now.turn, guard.backlog.later) == (State.QUEUED, None, 1)
+        assert (now.state, now.turn, guard.backlog.paused("a", "main").id) == (State.QUEUED, None, 1)
         assert 0 < guard.backlog.next_due() - now_ms() <= 1_000
 
     begun(tmp_path, work)

@@ -183,7 +183,7 @@ def test_a_row_whose_unit_is_live_waits_a_second(guarded):
         guard.starter.begin = lambda row, now: False
         guard.backlog.add(Row(1, "a", "s"), now_ms())
         guard.dispatcher.pump()
-        assert guard.backlog.count("a") == 0
+        assert guard.backlog.paused("a", "s").id == 1
         assert 0 < guard.backlog.next_due() - now_ms() <= 1_000
         assert guard.dispatcher._timer.when() - guard.dispatcher._timer._loop.time() <= 1.1
 
@@ -220,7 +220,7 @@ def test_every_row_of_a_turn_is_accounted_for(guarded):
         for row in rows:
             await guard.queue.write(lambda db, i=row.id: deliveries.mark_delivering(db, i, "1", 1))
         guard.scopes.free(turn, Ending("refused", "no", failed=True))
-        assert guard.backlog.later == 3
+        assert (guard.backlog.count("a"), guard.backlog.paused("a", "s").id) == (3, 1)
         await guard.queue.write(lambda db: None)
         stored = [await guard.queue.read(lambda db, i=row.id: deliveries.get(db, i)) for row in rows]
         assert [row.attempts for row in stored] == [1, 1, 1]
