@@ -14,7 +14,7 @@ from typing import Any
 
 from hostguard import __version__
 from hostguard.api.app import Operator, Status, make_app
-from hostguard.api.deliveries import Deliveries, Waiting
+from hostguard.api.deliveries import Deliveries
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
 from hostguard.api.pressure import Pressure
@@ -50,6 +50,7 @@ from hostguard.gate.policy import Policy, boot_id
 from hostguard.gate.recovery import Recovery
 from hostguard.gate.run_clients import RunClients
 from hostguard.gate.starter import Starter
+from hostguard.gate.waits import Waits
 from hostguard.linux import mlock
 from hostguard.linux.disk import UNKNOWN, choose
 from hostguard.linux.durable import NOT_DURABLE, doubt
@@ -124,9 +125,13 @@ class Parts:
         self.recorder = TimelineRecorder(queue, backlog)
         freezer, throttle = Freezer(live, systemd, events, turn_thawed), Throttle(systemd, slice_throttled)
         self.monitor = Monitor(live, systemd, policy, events, self.recorder, freezer, throttle, redrive)
-        self.gate = gate = Gate(policy, live, scopes, queue, self.monitor, self.availability, run_clients)
+        self.gate = gate = Gate(
+            policy, live, scopes, queue, self.monitor, self.availability, run_clients, backlog
+        )
+        self.waits = waits = Waits(policy, live, backlog)
         self.rows, self.routes = BacklogRows(backlog, gate, redrive), RouteFiles(routes_changed)
-        adoption = Adoption(systemd, scopes.cgroup, mind_died)
+        processes_moved = Signal[signals.ProcessesMoved]()
+        adoption = Adoption(systemd, scopes.cgroup, mind_died, processes_moved)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
@@ -160,7 +165,7 @@ class Parts:
         )  # fmt: skip
         self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
         self.deliveries = DeliveryControl(
-            queue, live, backlog, run_clients, ledger, waiters, gate, held, dispatcher, self.health
+            queue, live, backlog, run_clients, ledger, waiters, held, dispatcher, self.health
         )
 
         redrive.subscribe(dispatcher.redrive)
@@ -175,6 +180,9 @@ class Parts:
         mind_woken.subscribe(self.sleeper.wake_for_message)
         session_changed.subscribe(self.batcher.session_changed)
         session_changed.subscribe(self.sleeper.session_changed)
+        session_changed.subscribe(waits.changed)  # a message may have gone into a turn
+        self.pumped.subscribe(waits.changed)
+        processes_moved.subscribe(waits.moved)
 
 
 class Daemon:
@@ -184,7 +192,6 @@ class Daemon:
         self.notifier, self.queue = Notifier(), Queue(paths.DATABASE)
         self.parts = parts = Parts(self.queue, journal)
         policy, gate, backlog, live, held = parts.policy, parts.gate, parts.backlog, parts.live, parts.held
-        waiting = Waiting(live, parts.waiters)
         views = Views(
             policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor, parts.health,
             parts.availability,
@@ -195,9 +202,12 @@ class Daemon:
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
         reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
-            Deliveries(policy, parts.acceptor, self.queue, backlog, waiting, parts.deliveries, views),
+            Deliveries(
+                policy, parts.acceptor, self.queue, backlog, parts.waiters, parts.waits, parts.deliveries,
+                views,
+            ),
             Turns(
-                policy, parts.acceptor, self.queue, live, parts.scopes, parts.run_clients, waiting,
+                policy, parts.acceptor, self.queue, live, parts.scopes, parts.run_clients, parts.waits,
                 parts.control, parts.deliveries, views,
             ),
             Minds(policy, parts.settings, parts.sleeper, parts.routes, views),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,39 +15,21 @@ from hostguard.api.http import body_max, json_object, number, on, seconds
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import bad_request, unknown
-from hostguard.core.model import State
+from hostguard.core.errors import Problem, bad_request, conflict, unknown
+from hostguard.core.model import Delivery, State
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import DeliveryControl
 from hostguard.gate.policy import Policy
-from hostguard.linux.process import home_of
+from hostguard.gate.waits import Waits
 from hostguard.store import deliveries, requests
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue
-from hostguard.turns.live import Live
 
 LIST_MAX = 1000  # rows in one answer
 WAIT_MAX_S = 60.0
 STATES = tuple(State)
-
-
-class Waiting:
-    """Notes which turn waits for which delivery, so that no two wait for each other."""
-
-    def __init__(self, live: Live, waiters: Waiters) -> None:
-        self._live, self._waiters = live, waiters
-
-    def caller(self, request: Request, id_: int) -> AbstractContextManager[None]:
-        """While this lasts, the turn that the caller belongs to, if any, counts as waiting for the row."""
-        home = home_of(peer(request)[0])
-        mine = home.name if home is not None and home.name in self._live.turns else None
-        return self._waiters.turn(mine, id_)
-
-    def end(self, id_: int) -> AbstractContextManager[asyncio.Future[None]]:
-        """A future that is done when the row ends."""
-        return self._waiters.waiter(id_)
 
 
 @dataclass(eq=False)
@@ -57,7 +40,8 @@ class Deliveries:
     _acceptor: Acceptor
     _queue: Queue
     _backlog: Backlog
-    _waiting: Waiting
+    _waiters: Waiters
+    _waits: Waits
     _control: DeliveryControl
     _views: Views
 
@@ -91,11 +75,14 @@ class Deliveries:
         row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
-            with self._waiting.end(id_) as final, self._waiting.caller(request, id_):
+            with self._waiters.waiter(id_) as final, self._waits.begun(peer(request)[0], row.row) as never:
                 # Read again: from here on an end is not missed.
                 if not (await self._control.find(id_)).state.final:
-                    await self._control.refuse_deadlock(id_)
-                    await asyncio.wait([final], timeout=min(seconds(wait), WAIT_MAX_S))
+                    limit = min(seconds(wait), WAIT_MAX_S)
+                    either: list[asyncio.Future[Any]] = [final, never]
+                    await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                    if never.done() and not final.done():
+                        raise _never_ends(row, never.result())
         found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
             raise unknown("delivery", id_, "it was dropped from the history")
@@ -116,3 +103,10 @@ class Deliveries:
     @on("POST", "/v1/deliveries/{id:int}/drop")
     async def _drop(self, request: Request) -> Response:
         return JSONResponse(self._views.delivery(await self._control.drop(request.path_params["id"])))
+
+
+def _never_ends(row: Delivery, units: Collection[str]) -> Problem:
+    behind = f"it waits for {', '.join(units)}, which in turn waits for it"
+    return conflict(
+        f"waiting for {row.id} would never end: {behind}. It is accepted: continue without waiting"
+    )

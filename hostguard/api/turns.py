@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from asyncio import Future
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.api.deliveries import Waiting
 from hostguard.api.http import Stream, body_max, json_object, on
 from hostguard.api.server import peer
 from hostguard.api.views import Views, ended_turn
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import conflict, not_allowed, unknown
+from hostguard.core.model import Row
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.policy import Policy
 from hostguard.gate.run_clients import RunClient, RunClients
+from hostguard.gate.waits import Waits
 from hostguard.store import deliveries, requests
 from hostguard.store.writer import Queue
 from hostguard.turns.live import Live
@@ -36,7 +38,7 @@ class Turns:
     _live: Live
     _scopes: Scopes
     _run_clients: RunClients
-    _waiting: Waiting
+    _waits: Waits
     _control: Control
     _delivery_control: DeliveryControl
     _views: Views
@@ -82,25 +84,21 @@ class Turns:
         except BaseException:
             caller.close()
             raise
-        with self._waiting.caller(request, row.id):
-            try:
-                await self._delivery_control.refuse_deadlock(row.id)
-            except BaseException:
-                self._left(row.id, caller)
-                raise
-        return Stream(self._events(request, row.id, caller), "application/x-ndjson")
+        return Stream(self._events(row.row, caller), "application/x-ndjson")
 
-    async def _events(self, request: Request, id_: int, caller: RunClient) -> AsyncGenerator[bytes, None]:
+    async def _events(self, row: Row, caller: RunClient) -> AsyncGenerator[bytes, None]:
+        def refuse(never: Future[tuple[str, ...]]) -> None:
+            if not never.cancelled():
+                self._delivery_control.refuse_run(row, never.result())
+
         try:
-            with self._waiting.caller(request, id_):
+            with self._waits.begun(caller.pid, row) as never:
+                never.add_done_callback(refuse)
                 while True:
                     event = await caller.events.get()
                     yield json.dumps(event).encode() + b"\n"
                     if event["event"] != "held":
                         return
         finally:
-            self._left(id_, caller)
-
-    def _left(self, id_: int, caller: RunClient) -> None:
-        caller.close()
-        self._delivery_control.client_left(id_, caller)
+            caller.close()
+            self._delivery_control.client_left(row.id, caller)

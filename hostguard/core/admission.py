@@ -32,9 +32,10 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     if mind.down is not None:
         return Hold(Reason.MIND_DOWN, mind.down)
     if same_session or len(mind.live) >= mind.cap:
-        units = tuple(turn.unit for turn in mind.live)
         if same_session:
-            return Hold(Reason.SESSION_BUSY, same_session[0].unit, units)
+            units = tuple(turn.unit for turn in same_session)
+            return Hold(Reason.SESSION_BUSY, units[0], units)
+        units = tuple(turn.unit for turn in mind.live)
         return Hold(Reason.MIND_BUSY, units[0] if units else f"the cap of {mind.name} is 0", units)
     if host.cap is not None and host.live >= host.cap:
         return Hold(Reason.GLOBAL_CAP, host.units[0] if host.units else "the global cap is 0", host.units)

@@ -98,6 +98,10 @@ class MindDied(_OfMind):
     """The process of a resident mind's server is gone."""
 
 
+class ProcessesMoved(_OfMind):
+    """Processes of a resident mind came into the scope of a turn, or left it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Redrive:
     """Rows that wait may start now: of one mind, or (None) because something of the host changed."""

@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
-from hostguard.core.model import Delivery, Kind, State
+from hostguard.core.model import Delivery, Kind, Row, State
 from hostguard.core.ports import Dispatching, HeldRows
 from hostguard.gate.backlog import Backlog
-from hostguard.gate.deadlock import hopeless
-from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import CAP_MAX, LIMITS, Policy, known_mind
 from hostguard.gate.run_clients import RUN_LEFT, RunClient, RunClients
@@ -120,7 +118,7 @@ class Control:
 
 @dataclass(eq=False)
 class DeliveryControl:
-    """Single deliveries: look one up, cancel it, try it again, wait for it."""
+    """Single deliveries: look one up, cancel it, try it again."""
 
     _queue: Queue
     _live: Live
@@ -128,7 +126,6 @@ class DeliveryControl:
     _run_clients: RunClients
     _ledger: Ledger
     _waiters: Waiters
-    _gate: Gate
     _held: HeldRows
     _dispatcher: Dispatching
     _health: Health
@@ -151,7 +148,9 @@ class DeliveryControl:
             raise conflict(f"{id_} is {row.state} already")
         if not self._backlog.remove(id_, row.mind, row.session) and not self._run_clients.unpark(id_):
             raise conflict(f"{id_} is being started: hostguard turns")
-        await self._ledger.close(row.row, State.CANCELLED, BY_REQUEST)
+        stored = self._ledger.close(row.row, State.CANCELLED, BY_REQUEST)
+        self._dispatcher.pump()  # what waited behind it in its session
+        await stored
         return await self.find(id_)
 
     async def _cancel_held(self, row: Delivery) -> Delivery:
@@ -200,28 +199,12 @@ class DeliveryControl:
             raise conflict(f"{id_} is {(await self.find(id_)).state}: only {only}") from refusal
         return await self.find(id_)
 
-    async def refuse_deadlock(self, id_: int) -> None:
-        """Refuse a wait, registered already, that would never end."""
-        waits = self._waiters.units
-        if not any(id_ in rows for rows in waits.values()):
-            return
-        blockers: dict[int, Collection[str] | None] = {}
-        for row_id in {row_id for rows in waits.values() for row_id in rows}:
-            row = await requests.read(self._queue, partial(deliveries.get, id_=row_id))
-            blockers[row_id] = self._blockers(row) if row is not None else None
-        if any(id_ in waits.get(unit, ()) for unit in hopeless(waits, blockers)):
-            units = ", ".join(sorted(blockers[id_] or ()))
-            raise conflict(
-                f"waiting for {id_} would never end: it waits for {units}, which in turn waits for it."
-                " The message is accepted: continue without waiting"
-            )
-
-    def _blockers(self, row: Delivery) -> Collection[str] | None:
-        if row.state is State.DELIVERING:
-            turn = self._live.by_id(row.turn or "")
-            return [turn.live.unit] if turn is not None else None
-        hold = self._gate.hold(row.row) if row.state is State.QUEUED else None
-        return hold.units if hold is not None else None
+    def refuse_run(self, row: Row, units: Collection[str]) -> None:
+        """End a `hostguard run` that would wait for ever, because these units in turn wait for it."""
+        if self._backlog.remove(row.id, row.mind, row.session):
+            text = f"it would never start: it waits for {', '.join(units)}, which in turn waits for it"
+            self._ledger.close(row, State.CANCELLED, f"{text} (run the command without hostguard run)")
+            self._dispatcher.pump()
 
     def reattach(self, row: Delivery, client: RunClient) -> None:
         """A `hostguard run` reconnected after a restart of the guard."""
@@ -240,3 +223,4 @@ class DeliveryControl:
         row = self._run_clients.detach(id_, client)
         if row is not None and self._backlog.remove(id_, row.mind, row.session):
             self._ledger.close(row, State.CANCELLED, RUN_LEFT)
+            self._dispatcher.pump()

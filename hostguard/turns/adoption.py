@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hostguard.core.model import Mind
-from hostguard.core.signals import MindDied, Signal
+from hostguard.core.signals import MindDied, ProcessesMoved, Signal
 from hostguard.core.tasks import Tasks
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.cgroup import populated
@@ -84,10 +84,15 @@ class Adoption:
     """Moves the processes of sessions. `cgroup` returns the cgroup folder of a mind's unit."""
 
     def __init__(
-        self, systemd: Systemd, cgroup: Callable[[str, str], Path], mind_died: Signal[MindDied]
+        self,
+        systemd: Systemd,
+        cgroup: Callable[[str, str], Path],
+        mind_died: Signal[MindDied],
+        moved: Signal[ProcessesMoved],
     ) -> None:
         self._systemd = systemd
         self._cgroup = cgroup
+        self._moved = moved
         self._servers = Servers(systemd, lambda mind: mind_died.send(MindDied(mind)))
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
         self._sessions = process_sessions.load()  # the mind and session of each process
@@ -124,6 +129,7 @@ class Adoption:
             visit.timer.cancel()
         async with visit.moving:  # a move that is under way has ended by then
             left = await self._send_home(visit)
+        self._moved.send(ProcessesMoved(visit.mind.name))
         # If this gave up, the slot would never come free.
         while not _kill(visit.anchor, visit.scope):  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
@@ -196,6 +202,7 @@ class Adoption:
                 pids = self._wanted(visit, visit.server) if visit.server is not None else []
                 if pids:
                     await attach(self._systemd, visit.unit, pids)
+                    self._moved.send(ProcessesMoved(visit.mind.name))
             except (SystemdError, SystemdLost) as error:
                 if not visit.refused:
                     log.warning("%s: processes are not adopted: %s", visit.unit, error)

@@ -181,6 +181,7 @@ class Mind:
             "spawns": "spawns" in given or preset == "spawns",
             "tell": float(given.get("tell") or 0), "wait": float(given.get("wait") or 0),
             "say": [given["say"]] if "say" in given else [],
+            "exec": given.get("exec", "").split("_"),
         }  # fmt: skip
 
     def tell_done(self, session: str) -> None:

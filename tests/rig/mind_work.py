@@ -66,6 +66,9 @@ def child(log_path: str, scratch: str) -> None:
                     writers.append(start_writer(scratch, 2, left))
         for writer in writers:
             writer.wait()
+        if job["exec"][0]:
+            done = subprocess.run(["hostguard", *job["exec"]], capture_output=True, text=True, check=False)
+            log.write("ran", status=done.returncode, text=done.stdout + done.stderr)
         log.write("end", session=job["session"], id=job["id"], cgroup=cgroup(), turn=job["turn"])
         if job["quit"]:
             os._exit(0)

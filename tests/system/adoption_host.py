@@ -20,7 +20,7 @@ from until import until
 
 from hostguard.core import paths, units
 from hostguard.core.model import Limits, LiveTurn, Mind
-from hostguard.core.signals import MindDied, Signal
+from hostguard.core.signals import MindDied, ProcessesMoved, Signal
 from hostguard.linux import cgroup as cgroups
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.fork_client import ForkClient, anchor
@@ -113,7 +113,7 @@ class Host:
         self.died: list[str] = []
         died: Signal[MindDied] = Signal()
         died.subscribe(lambda fact: self.died.append(fact.mind))
-        self.adopter = Adoption(self.systemd, self.cgroup, died)
+        self.adopter = Adoption(self.systemd, self.cgroup, died, Signal[ProcessesMoved]())
         self.anchors: dict[str, int] = {}
 
     def cgroup(self, unit: str, mind: str) -> Path:

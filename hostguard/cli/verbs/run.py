@@ -56,10 +56,6 @@ def command(
             raise CliError(f"{program} is not executable: chmod +x {program}", NOT_EXECUTABLE)
         raise CliError(f"{program}: command not found", NOT_FOUND)
     mind = mind.removeprefix("@")
-    inside = daemonless.own_turn()
-    if inside is not None and (parse_turn_unit(inside) or ("",))[0] == mind:
-        where = f"this is in a turn of {mind}, {inside}"
-        raise CliError(f"{where}, and would wait for itself: run the command as it is")
     on_held = _reporter(mind, verbose or sys.stderr.isatty())
     deadline = None if max_wait is None else monotonic() + max_wait
     # systemctl and the journal show it.
@@ -73,8 +69,17 @@ def command(
         try:
             entered = _through_daemon(request, deadline, on_held)
         except NotRunning:
+            _refuse_own(mind)
             entered = daemonless.enter_scope(mind, session, description, deadline, on_held)
     _become(cmd)
+
+
+def _refuse_own(mind: str) -> None:
+    """Refuse to wait, without the daemon, for the turn that this process is in. Raises CliError."""
+    inside = daemonless.own_turn()
+    if inside is not None and (parse_turn_unit(inside) or ("",))[0] == mind:
+        where = f"this is in a turn of {mind}, {inside}"
+        raise CliError(f"{where}, and would wait for itself: run the command as it is")
 
 
 def _reporter(mind: str, wanted: bool) -> OnHeld:
@@ -138,7 +143,8 @@ def _await_start(request: Any, on_held: OnHeld) -> str:
             elif kind == "expired":
                 raise CliError("held for longer than --max-wait: the command was not run", HELD)
             elif kind == "cancelled":
-                raise CliError("cancelled while waiting: the command was not run", FAILED)
+                why = event.get("detail") or "cancelled while it waited"
+                raise CliError(f"the command was not run: {why}", FAILED)
             elif kind == "failed":
                 raise CliError(f"the turn could not be started: {event.get('detail')}", FAILED)
     raise ConnectionLost()

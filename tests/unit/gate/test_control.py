@@ -8,11 +8,11 @@ import threading
 
 import pytest
 from onqueue import message, put, to
-from played import CONFIG, OK, on_manager, sink
+from played import OK, on_manager, sink
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
-from hostguard.core.model import Config, Kind, State
+from hostguard.core.model import Kind, State
 from hostguard.gate import run_clients
 from hostguard.gate.control import ID_MAX
 from hostguard.gate.policy import CAP_MAX
@@ -344,44 +344,6 @@ def test_only_a_dead_letter_is_dropped(tmp_path):
         assert (await control.drop(row.id)).state is State.CANCELLED
         with pytest.raises(Problem, match="there is no delivery 9"):
             await control.drop(9)
-
-    on_manager(tmp_path, work)
-
-
-@pytest.mark.parametrize("config", [Config(minds=CONFIG.minds, global_concurrent_turns=1), CONFIG])
-def test_a_wait_for_what_waits_for_the_waiting_turn_is_refused(tmp_path, config):
-    """By the mind's own cap, and by that of the host."""
-
-    async def work(manager):
-        control, waiters = manager.parts.deliveries, manager.ledger.waiters
-        await sent(manager, "a")
-        mind = "b" if config.global_concurrent_turns else "a"
-        row = await sent(manager, mind)
-        await control.refuse_deadlock(row.id)  # nobody's turn waits for it
-        unit = next(iter(manager.live.turns))
-        with waiters.turn(unit, row.id), pytest.raises(Problem, match=f"it waits for {unit}, which in turn"):
-            await control.refuse_deadlock(row.id)
-        with waiters.turn("other.scope", row.id):
-            await control.refuse_deadlock(row.id)
-        with waiters.turn(unit, 1), pytest.raises(Problem, match="waiting for 1 would never end"):
-            await control.refuse_deadlock(1)
-        with waiters.turn(unit, 77):
-            await control.refuse_deadlock(77)
-
-    on_manager(tmp_path, work, config)
-
-
-def test_a_wait_for_what_a_pause_or_nothing_holds_may_end(tmp_path):
-    async def work(manager):
-        await sent(manager, "a")
-        unit = next(iter(manager.live.turns))
-        await manager.parts.control.pause("b", True)
-        row = await sent(manager, "b")
-        with manager.ledger.waiters.turn(unit, row.id):
-            await manager.parts.deliveries.refuse_deadlock(row.id)
-        done = (await put(manager.queue, New(to("a", state=State.SKIPPED), b"{}", 1)))[1][0]
-        with manager.ledger.waiters.turn(unit, done.id):
-            await manager.parts.deliveries.refuse_deadlock(done.id)
 
     on_manager(tmp_path, work)
 

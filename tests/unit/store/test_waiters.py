@@ -32,18 +32,3 @@ def test_one_who_left_is_not_told():
             assert (stays.done(), leaves.done()) == (True, False)
 
     asyncio.run(work())
-
-
-def test_the_rows_that_turns_wait_for():
-    waiters = Waiters()
-    with waiters.turn(None, 1):
-        assert waiters.units == {}, "a caller in no turn"
-    with waiters.turn("a", 1), waiters.turn("a", 2), waiters.turn("b", 1):
-        with waiters.turn("a", 1):
-            assert waiters.units == {"a": {1, 2}, "b": {1}}
-        assert waiters.units == {"a": {1, 2}, "b": {1}}, "it waits twice, and one wait is over"
-    assert waiters.units == {}
-    with waiters.turn("a", 1):
-        with waiters.turn("a", 2):
-            pass
-        assert waiters.units == {"a": {1}}

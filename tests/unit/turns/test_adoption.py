@@ -15,7 +15,7 @@ from until import until
 
 from hostguard.core import paths
 from hostguard.core.model import Mind
-from hostguard.core.signals import MindDied, Signal
+from hostguard.core.signals import MindDied, ProcessesMoved, Signal
 from hostguard.linux.cgroup import ROOT
 from hostguard.linux.process import Process
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -49,7 +49,7 @@ class Host:
         died = Signal()
         self.died = []
         died.subscribe(self.died.append)
-        self.adoption = Adoption(self, self.cgroup, died)
+        self.adoption = Adoption(self, self.cgroup, died, Signal[ProcessesMoved]())
         server = Server(M, self.found[SERVER], -1, 0, HOME, False, frozenset({self.found[SERVER]}))
         self.server = server
 
