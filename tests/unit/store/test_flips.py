@@ -19,5 +19,5 @@ def test_no_bit_loses_or_changes_anything_silently(made, name, tmp_path: Path, c
     queue = made(tmp_path / "made")
     tally = try_flips(queue, name, COUNT, SEED, tmp_path)
     assert tally.wrong == []
-    assert tally.harmless < COUNT
+    assert caplog.records, "some were damage"
     assert "text number" not in caplog.text  # that of the messages
