@@ -67,6 +67,20 @@ def make_app(*objects: object) -> Starlette:
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, _failed))
 
 
+def blind(path: str, device: Device, read: str) -> str | None:
+    """Why the disk is not watched, or has no limits, although `[device] path` wants it; None: it is and has.
+
+    `read`: OK, or why its counters cannot be read.
+    """
+    if path == "none":
+        return None
+    if device.name is None:
+        return f"unknown, so it is not watched and has no limits: {device.reason}"
+    if device.node is None:
+        return f"watched, but no limits can be set: {device.reason}"
+    return None if read == OK else f"not watched: {read}"
+
+
 @dataclass(eq=False)
 class Status:
     """The whole guard on one page, and on one line."""
@@ -82,20 +96,10 @@ class Status:
     _line_due: bool = field(default=False, init=False)
     _started_at: int = field(default_factory=now_ms, init=False)
 
-    def _blind(self, device: Device) -> str | None:
-        """Why the disk is not watched, or has no limits, although it should; None: it is and has."""
-        if self._policy.config.device_path == "none":
-            return None
-        if device.name is None:
-            return f"unknown, so it is not watched and has no limits: {device.reason}"
-        if device.node is None:
-            return f"watched, but no limits can be set: {device.reason}"
-        reason = self._monitor.sampler.disk_reason
-        return None if reason == OK else f"not watched: {reason}"
-
     def _problems(self, device: Device, minds: list[Json]) -> dict[str, str | None]:
         """What is wrong, by code; None: that is not."""
         trouble, no_systemd, failed, no_writes = self._queue.trouble, None, None, None
+        path, read = self._policy.config.device_path, self._monitor.sampler.disk_reason
         if not self._gate.host().systemd:
             no_systemd = "does not answer: nothing starts until it does; running turns continue"
         if self.reload_failed:
@@ -105,7 +109,7 @@ class Status:
             no_writes += "; nothing is accepted or started meanwhile"
         return {
             "no_systemd": no_systemd, "reload_failed": failed, "no_writes": no_writes,
-            "queue_damaged": self._queue.notice, "no_disk": self._blind(device),
+            "queue_damaged": self._queue.notice, "no_disk": blind(path, device, read),
             **of_minds(minds, self._monitor.frozen),
         }  # fmt: skip
 
@@ -149,6 +153,9 @@ class Status:
             line += f"; the queue cannot be written to, nothing is started: {trouble}"
         elif host.paused:
             line += "; paused"
+        path, monitor = self._policy.config.device_path, self._monitor
+        if blind(path, monitor.device, monitor.sampler.disk_reason):
+            line += "; the disk is not watched or limited: hostguard status"
         return f"{line}; the last reload failed: hostguard config check" if self.reload_failed else line
 
     def changed(self, _: Pumped) -> None:

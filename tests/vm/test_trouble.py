@@ -75,7 +75,7 @@ def nothing_is_stored_or_started(machine: Machine, first: int, second: int) -> N
     code, said = machine.status(f"hostguard send @ada $(printf %{BIG}s | tr ' ' x)")
     assert code == 1
     assert "queue.db" in said
-    machine.wait_for(lambda: problems(machine) == ["no_writes"])
+    machine.wait_for(lambda: "no_writes" in problems(machine))
     assert "cannot be written to" in machine.sh("hostguard status")
     machine.wait_for(lambda: "cannot be written to" in machine.sh("systemctl status hostguard", check=False))
 

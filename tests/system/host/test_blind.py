@@ -70,6 +70,10 @@ def test_a_queue_in_memory(guard: Guard, kind: str, tmp_path: Path) -> None:
     )
     assert f"in memory ({kind} on " in queue
     assert "calm" not in guard.cli("status").stdout
+    assert (
+        "; the disk is not watched or limited: hostguard status"
+        in run("systemctl", "status", "hostguard").stdout
+    )
     assert metric(guard, "no_disk")
     assert metric(guard, "not_durable")
     found = doctor(guard)
@@ -91,7 +95,7 @@ class Btrfs:
     @contextmanager
     def mounted(self, source: Path) -> Iterator[Path]:
         """Mount it from this name of its node, which mount(8) would resolve; the place."""
-        place = BELOW / "btrfs"
+        place = BELOW / f"mount-{self.node.name}"
         place.mkdir(parents=True, exist_ok=True)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mount(str(source).encode(), str(place).encode(), b"btrfs", 0, None):
@@ -100,6 +104,18 @@ class Btrfs:
             yield place
         finally:
             run("umount", "-l", str(place))
+
+
+@contextmanager
+def made(name: str) -> Iterator[Btrfs]:
+    BELOW.mkdir(exist_ok=True)
+    image = BELOW / name
+    image.write_bytes(with_new_id(lzma.decompress(IMAGE.read_bytes())))
+    with ExitStack() as undo:
+        undo.callback(image.unlink)
+        node = run("losetup", "--find", "--show", str(image)).stdout.strip()
+        undo.callback(run, "losetup", "--detach", node)
+        yield Btrfs(Path(node))
 
 
 def with_new_id(image: bytes) -> bytes:
@@ -119,18 +135,20 @@ def with_new_id(image: bytes) -> bytes:
 
 @pytest.fixture
 def btrfs() -> Iterator[Btrfs]:
-    BELOW.mkdir(exist_ok=True)
-    image = BELOW / "image"
-    image.write_bytes(with_new_id(lzma.decompress(IMAGE.read_bytes())))
-    with ExitStack() as undo:
-        undo.callback(image.unlink)
-        node = run("losetup", "--find", "--show", str(image)).stdout.strip()
-        undo.callback(run, "losetup", "--detach", node)
-        yield Btrfs(Path(node))
+    with made("image") as btrfs:
+        yield btrfs
+
+
+@pytest.fixture
+def other_btrfs() -> Iterator[None]:
+    """Another one that is mounted, as on a host with several."""
+    with made("other") as other, other.mounted(other.node):
+        yield
 
 
 @pytest.mark.parametrize("name", ["/dev/mapper/luks-1", "/dev/root"])
 @pytest.mark.parametrize("kind", ["link", "node"])
+@pytest.mark.usefixtures("other_btrfs")
 def test_btrfs_by_a_name_that_the_sandbox_does_not_have(
     guard: Guard, btrfs: Btrfs, name: str, kind: str
 ) -> None:

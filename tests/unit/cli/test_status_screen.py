@@ -231,6 +231,40 @@ def test_who_writes_most_counts_live_turns_and_those_that_ended() -> None:
     ]
 
 
+NO_DISK = [problem("no_disk", "unknown, so it is not watched and has no limits: it is on overlay")]
+OFF = {"path": "none", "node": None, "name": None, "reason": "switched off"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, [(INFO, "calm: requests take 6 ms")]),
+        ({"problems": NO_DISK}, [(WARN, NO_DISK[0]["text"])]),  # nobody knows that it is calm
+        (
+            {"problems": NO_DISK, "pressure": pressure("strained", since=NOW - 9000)},
+            [(WARN, NO_DISK[0]["text"]), (WARN, "strained for 9s: requests take 6 ms")],
+        ),
+        ({"device": OFF}, [(INFO, "not watched: switched off")]),
+    ],
+)
+def test_a_disk_that_is_not_watched_is_not_called_calm(
+    more: dict[str, Any], said: list[tuple[int, str]]
+) -> None:
+    assert told("disk", **more) == said
+
+
+def test_minds_in_trouble_are_in_the_table() -> None:
+    failing = {"in_a_row": 6, "turn": "7", "reason": "exit status 3", "at": NOW}
+    minds = [mind("a", failures=failing), mind("b", dead=1), mind("c"), mind("d", state="frozen", live=1)]
+    lines = screen(status(minds=minds), NOW, None, None, False).splitlines()
+    assert [line.split()[:4] for line in lines if line[:2] in ("a ", "b ", "d ")] == [
+        ["a", "idle,", "6", "failed"],
+        ["b", "idle,", "1", "dead"],
+        ["d", "frozen", "1/1", "0"],
+    ]
+    assert lines[-1] == "idle: c"
+
+
 @pytest.mark.parametrize(
     ("more", "first"),
     [

@@ -30,6 +30,28 @@ def test_in_doubt_a_cgroup_has_a_process(tmp_path):
         assert cgroup.populated(tmp_path)
 
 
+def test_what_is_frozen(tmp_path, monkeypatch):
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert not cgroup.frozen(tmp_path)
+    assert not cgroup.frozen(tmp_path / "gone")
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    assert cgroup.frozen(tmp_path)
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    for at, unit in (
+        ("hostguard.slice/hostguard-ada.slice", "hostguard-mind@ada.service"),
+        ("system.slice", "ada.service"),
+        (r"system.slice/system-my\x2dmind.slice", "my-mind@ada.service"),
+        ("user@7.service/app.slice", "ada.service"),
+    ):
+        group = "/user@7.service" if at.startswith("user@7") else ""
+        assert not cgroup.frozen_service(unit, "hostguard.slice/hostguard-ada.slice", group), at
+        folder = tmp_path / at / unit
+        folder.mkdir(parents=True)
+        (folder / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+        assert cgroup.frozen_service(unit, "hostguard.slice/hostguard-ada.slice", group), at
+        (folder / "cgroup.events").unlink()
+
+
 def test_a_cgroup_that_cannot_be_watched_now_is_not_called_empty(tmp_path):
     """It is tried again: gone by then, its end is told."""
     told = []

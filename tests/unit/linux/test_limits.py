@@ -56,6 +56,34 @@ TASKS = Limits(tasks_max=9)
         (WRITE, replace(KERNEL, unattributed=("exfat on /mnt",)), APPLIED, Label.PARTIAL, "exfat on /mnt"),
         (READ, replace(KERNEL, unattributed=("exfat on /mnt",)), APPLIED, Label.ENFORCED, "io.max"),
         (WRITE, replace(KERNEL, disk=replace(CARD, encrypted=True)), APPLIED, Label.PARTIAL, "encrypted"),
+        (
+            WRITE,
+            replace(KERNEL, bypassing=("zfs on /",)),
+            APPLIED,
+            Label.PARTIAL,
+            "written to zfs on /: kernel threads",
+        ),
+        (
+            READ,
+            replace(KERNEL, bypassing=("bcachefs on /",)),
+            APPLIED,
+            Label.PARTIAL,
+            "read from and written to bcachefs",
+        ),
+        (
+            WEIGHT,
+            replace(BFQ, bypassing=("zfs on /",)),
+            replace(APPLIED, weight=50),
+            Label.PARTIAL,
+            "zfs on /",
+        ),
+        (
+            WRITE,
+            replace(KERNEL, bypassing=("zfs on /",)),
+            replace(APPLIED, io_max={}),
+            Label.INERT,
+            "did not set it",
+        ),
         (WEIGHT, KERNEL, APPLIED, Label.INERT, "has the scheduler mq-deadline"),
         (WEIGHT, replace(KERNEL, scheduler=None), APPLIED, Label.INERT, "scheduler unknown"),
         (WEIGHT, BFQ, APPLIED, Label.ENFORCED, "together weigh 40"),
@@ -158,6 +186,30 @@ def test_a_card_is_read(tmp_path: Path) -> None:
     assert kernel == Kernel(
         card(tmp_path), "179:0", controllers, "mq-deadline", False, ("exfat on /media/a b",)
     )
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found"),
+    [
+        ("40 25 0:70 / /tank rw - zfs rpool/data rw\n41 25 0:71 / /old ro - zfs rpool/old ro\n", ("zfs on /tank",)),
+        ("40 25 0:70 / / rw - bcachefs /dev/mmcblk0p2:/dev/sdb1 rw\n", ("bcachefs on /",)),
+        ("40 25 0:70 / / rw - bcachefs /dev/sdb1 rw\n", ()),
+        ("40 25 0:70 / / rw - bcachefs UUID=1 rw\n", ("bcachefs on /",)),  # which disk is not shown
+    ],
+)  # fmt: skip
+def test_file_systems_that_pass_by_the_limits_of_a_disk_that_is_set_by_hand(
+    tmp_path: Path, mounts: str, found: tuple[str, ...]
+) -> None:
+    disks: dict[str, str | Path] = {
+        "sys/devices/ata/block/sdb/sdb1/partition": "1\n",
+        "sys/class/block/sdb1": Path("../../devices/ata/block/sdb/sdb1"),
+        "sys/class/block/mmcblk0p2": Path("../../devices/mmc/block/mmcblk0/mmcblk0p2"),
+    }
+    build(tmp_path, CARD_TREE | disks | {"proc/self/mountinfo": mounts})
+    kernel = read_kernel(card(tmp_path), tmp_path)
+    assert kernel.bypassing == found
+    label = judge(WRITE, kernel, replace(APPLIED, io_max={"wbps": 4_000}))[0].label
+    assert label == (Label.PARTIAL if found else Label.ENFORCED)
 
 
 def test_what_a_turns_cgroup_says(tmp_path: Path) -> None:
