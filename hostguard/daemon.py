@@ -59,7 +59,7 @@ from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store import failures
-from hostguard.store.connection import SchemaTooNew
+from hostguard.store.schema import SchemaTooNew
 from hostguard.store.settings import SettingsStore
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Unavailable
@@ -170,6 +170,7 @@ class Parts:
 
         redrive.subscribe(dispatcher.redrive)
         queue.trouble_changed.subscribe(lambda _: redrive.send(signals.Redrive()))
+        queue.rows_set_aside.subscribe(lambda gone: waiters.tell(*gone.ids))
         turn_ended.subscribe(dispatcher.turn_ended)
         rows_stored.subscribe(lambda stored: dispatcher.admit(stored.rows))
         unit_started.subscribe(self.residents.unit_started)

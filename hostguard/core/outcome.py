@@ -16,6 +16,7 @@ FAILURES = ("killed", "timeout", "not_started", "refused", "died")  # outcomes, 
 WENT_WELL = ("done", "idle")
 
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
+ROW_DIGITS = 18  # a scope made by hand may have more than an id of SQLite
 BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
 
 
@@ -162,7 +163,7 @@ def turn_id(row: int, attempts: int) -> str:
 def row_of(turn: str) -> int | None:
     """The row of a turn id, None for a turn without one (`hostguard run` without the daemon)."""
     head = turn.partition(".")[0]
-    return int(head) if head.isdecimal() else None
+    return int(head) if head.isdecimal() and len(head) <= ROW_DIGITS else None
 
 
 def backoff(attempts: int) -> int:

@@ -88,6 +88,13 @@ class QueueDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsSetAside:
+    """These deliveries were damaged and are no longer in the database."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class QueueTrouble:
     """The queue's file takes no writes, and why; or (None) takes them again."""
 

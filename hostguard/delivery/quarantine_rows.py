@@ -121,11 +121,11 @@ def archive(mind: str, reason: str) -> Target:
 
 def read(db: Connection, mind: str) -> Iterable[tuple[int, bytes]]:
     """(id, payload) of the mind's quarantined rows, the newest first."""
-    return db.execute(
-        "SELECT id, coalesce((SELECT body FROM payloads WHERE payloads.id = payload), '{}')"  # noqa: S608
-        f" FROM deliveries WHERE mind = ? AND {_QUARANTINED} ORDER BY id DESC",
+    rows = db.execute(
+        f"SELECT id, payload FROM deliveries WHERE mind = ? AND {_QUARANTINED} ORDER BY id DESC",  # noqa: S608
         (mind,),
     )
+    return [(id_, deliveries.body_of(db, id_, payload)) for id_, payload in rows.fetchall()]
 
 
 def release(

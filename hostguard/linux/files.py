@@ -12,10 +12,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +63,29 @@ def note(file: Path, what: Any) -> None:
         file.unlink(missing_ok=True)
 
 
-def recall(file: Path) -> Any:
-    """The note that an earlier guard left; None if there is none."""
+def recall(file: Path, read: Callable[[Any], T]) -> T | None:
+    """The note that an earlier guard left, as `read` makes it of the JSON; None if there is none.
+
+    One that cannot be read is set aside as <name>.damaged, and the guard goes on without it.
+    """
     try:
-        return json.loads(file.read_bytes())
+        return read(json.loads(file.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        log.warning("%s: %s; what it says is not undone", file, error)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        aside = file.with_name(f"{file.name}.damaged")
+        text = "%s cannot be used (%s): it is kept as %s, and what it says is not undone"
+        log.critical(text, file, type(error).__name__, aside)
+        with suppress(OSError):
+            file.replace(aside)
         return None
+
+
+def texts(value: Any) -> list[str]:
+    """A list of texts in a note. Raises TypeError."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError("not a list of texts")
+    return value
 
 
 def lock_for_life(file: Path, wait_s: float) -> bool:

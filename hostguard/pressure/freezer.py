@@ -48,7 +48,7 @@ def plan(
 
 async def thaw_left() -> None:
     """Thaw what an earlier guard froze, before this one may fail to start; `Freezer.open` tries again."""
-    units: list[str] = files.recall(paths.FROZEN) or []
+    units = files.recall(paths.FROZEN, files.texts) or []
 
     async def thaw() -> None:
         for unit in units:
@@ -77,7 +77,7 @@ class Freezer:
 
     def open(self) -> None:
         """Thaw what an earlier guard froze. Call it once systemd is connected."""
-        for unit in files.recall(paths.FROZEN) or []:
+        for unit in files.recall(paths.FROZEN, files.texts) or []:
             self.frozen[unit] = time.monotonic()
             self._thaw(unit)
 

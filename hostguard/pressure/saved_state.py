@@ -7,6 +7,7 @@ next one would start turns up to the configured cap before it has any evidence.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from hostguard.core import paths
 from hostguard.core.settings import Level
@@ -32,11 +33,16 @@ def keep(disk: str | None, state: State) -> None:
 
 def recall(disk: str | None) -> State | None:
     """The state that an earlier guard saved for this disk; None if there is none."""
-    kept = files.recall(paths.PRESSURE)
-    if not isinstance(kept, dict) or kept.pop("disk", None) != disk:
-        return None
-    try:
-        return State(**kept | {"level": Level(kept["level"]), "changes": tuple(kept["changes"])})
-    except (KeyError, TypeError, ValueError) as error:
-        log.warning("%s: invalid for this version: %r", paths.PRESSURE, error)
-        return None
+    kept = files.recall(paths.PRESSURE, _read)
+    return kept[1] if kept is not None and kept[0] == disk else None
+
+
+def _read(note: Any) -> tuple[str | None, State]:
+    disk = note.pop("disk")
+    state = State(**note | {"level": Level(note["level"]), "changes": tuple(note["changes"])})
+    numbers = [getattr(state, name) for name in _SAVED if name not in ("level", "changes")] + [*state.changes]
+    if not all(number is None or isinstance(number, int | float) for number in numbers):
+        raise TypeError("not numbers")
+    if None in (state.since, state.stalled_at, state.cut_at, state.top, state.failures, *state.changes):
+        raise TypeError("numbers are missing")
+    return disk, state

@@ -6,6 +6,7 @@ If the slice has a write limit already, that one stays and nothing is done.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from hostguard.core import paths
 from hostguard.core.signals import Signal, SliceThrottled
@@ -21,6 +22,13 @@ CLOSE_S = 5.0  # to remove the limit when the guard stops; otherwise the next gu
 Limit = tuple[str, int]  # the disk's node, bytes/s
 
 
+def _limit(note: Any) -> Limit:
+    node, bytes_per_s = note
+    if not isinstance(node, str) or type(bytes_per_s) is not int:
+        raise TypeError("not a node and a limit")
+    return node, bytes_per_s
+
+
 class Throttle:
     """Sets and removes the slice's IOWriteBandwidthMax over D-Bus."""
 
@@ -33,9 +41,8 @@ class Throttle:
 
     def open(self) -> None:
         """Remove what an earlier guard set. Call it once systemd is connected."""
-        left = files.recall(paths.TIGHTENED)
-        if left:
-            self.limit = (left[0], left[1])
+        self.limit = files.recall(paths.TIGHTENED, _limit)
+        if self.limit is not None:
             self.follow(None)
 
     async def close(self) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.store.connection import Connection
+from hostguard.store.damage import FLOOR
 from hostguard.store.failures import FAILED
+from hostguard.store.sums import Damaged, checked
 from hostguard.store.writer import Refused
 
 Op = Callable[[Connection], Any]
 
-COLUMNS = ", ".join(item.name for item in fields(Delivery))
+# All of a row: _delivery checks them.
+COLUMNS = ", ".join((*(item.name for item in fields(Delivery)), "payload", "sum"))
 ROW_COLUMNS = ", ".join(item.name for item in fields(Row))
 
 
@@ -51,14 +54,17 @@ class New:
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
-    found = list(values)
+    """The row with these values of COLUMNS. Raises Damaged."""
+    *found, _payload = checked("deliveries", values[0], values)
     found[3], found[4], found[15] = State(found[3]), Kind(found[4]), json.loads(found[15])
     return Delivery(*found)
 
 
 def last_id(db: Connection) -> int:
-    """The newest id ever assigned: the history never drops the newest row."""
-    return int(db.execute("SELECT coalesce(max(id), 0) FROM deliveries").fetchone()[0])
+    """The newest id ever assigned: the history never drops the newest row, but damage may."""
+    highest = "SELECT max(coalesce((SELECT max(id) FROM deliveries), 0), coalesce("
+    floor = "(SELECT CAST(value AS INTEGER) FROM settings WHERE name = ?), 0))"
+    return int(db.execute(highest + floor, (FLOOR,)).fetchone()[0])
 
 
 def enqueue(
@@ -102,16 +108,23 @@ def _known(db: Connection, new: New) -> list[Delivery]:
     if new.key is None:
         return []
     rows = db.execute(
-        f"SELECT {COLUMNS}, payload FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
+        f"SELECT {COLUMNS} FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
         (new.key,),
     ).fetchall()
     minds = {target.mind for target in new.targets}
     rows = [row for row in rows if row[1] in minds]
-    for row in rows:
-        body = db.execute("SELECT body FROM payloads WHERE id = ?", (row[-1],)).fetchone()
-        if body is None or body[0] != new.payload:
-            raise KeyReused(new.key)
-    return [_delivery(row[:-1]) for row in rows]
+    if any(body_of(db, row[0], row[-2]) != new.payload for row in rows):
+        raise KeyReused(new.key)
+    return [_delivery(row) for row in rows]
+
+
+def body_of(db: Connection, id_: int, payload: int) -> bytes:
+    """The payload of a row, UTF-8 JSON. Raises Damaged."""
+    found = db.execute("SELECT id, body, sum FROM payloads WHERE id = ?", (payload,)).fetchone()
+    if found is None:
+        raise Damaged(("deliveries", id_))
+    body: bytes = checked("payloads", payload, found)[1]
+    return body
 
 
 def get(db: Connection, id_: int) -> Delivery | None:
@@ -129,12 +142,8 @@ def by_turn(db: Connection, turn: str) -> Delivery | None:
 
 def with_payload(db: Connection, id_: int) -> tuple[Delivery, bytes] | None:
     """One row and its payload, UTF-8 JSON."""
-    values = db.execute(
-        f"SELECT {COLUMNS}, (SELECT body FROM payloads WHERE payloads.id = payload)"  # noqa: S608
-        " FROM deliveries WHERE id = ?",
-        (id_,),
-    ).fetchone()
-    return (_delivery(values[:-1]), values[-1] or b"{}") if values else None
+    values = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE id = ?", (id_,)).fetchone()  # noqa: S608
+    return (_delivery(values), body_of(db, id_, values[-2])) if values else None
 
 
 def select(

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 from hostguard.store import requests
 from hostguard.store.connection import Connection
+from hostguard.store.sums import checked
 from hostguard.store.writer import Queue
 
 Value = TypeVar("Value")
@@ -86,8 +87,9 @@ def on_host_or(mind: str | None) -> str:
 
 
 def stored(db: Connection) -> dict[str, Any]:
-    """All settings in the database, by key."""
-    return {name: json.loads(value) for name, value in db.execute("SELECT name, value FROM settings")}
+    """All settings in the database, by key. Raises Damaged."""
+    rows = db.execute("SELECT rowid, name, value, sum FROM settings")
+    return {name: json.loads(text) for name, text in (checked("settings", row[0], row[1:]) for row in rows)}
 
 
 def write(db: Connection, *changes: Change) -> None:

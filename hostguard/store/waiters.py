@@ -26,8 +26,8 @@ class Waiters:
             if not waiting:
                 self._rows.pop(id_, None)
 
-    def tell(self, id_: int) -> None:
-        """The row's final state is stored."""
-        for future in self._rows.get(id_, ()):
+    def tell(self, *ids: int) -> None:
+        """The final states of these rows are stored, or they are gone."""
+        for future in (future for id_ in ids for future in self._rows.get(id_, ())):
             if not future.done():
                 future.set_result(None)

@@ -14,16 +14,19 @@ import queue as stdqueue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from hostguard.core.signals import QueueDamaged, QueueTrouble, Signal
-from hostguard.store.connection import ROOM, connect, explained, is_damage, open_database, suspect_mark
+from hostguard.core.signals import QueueDamaged, QueueTrouble, RowsSetAside, Signal
+from hostguard.store import asides, damage
+from hostguard.store.connection import ROOM, connect, explained, open_database, suspect
+from hostguard.store.damage import is_damage
 from hostguard.store.history import History
+from hostguard.store.sums import Damaged, Row
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -40,6 +43,10 @@ class Unavailable(Exception):
 
 class Locked(Unavailable):
     """Another process holds the file: no write of the batch would succeed alone."""
+
+
+class Unreadable(Unavailable):
+    """The file has content that can neither be read nor set aside: an error in hostguard."""
 
 
 class Refused(Exception):
@@ -65,8 +72,9 @@ class Queue:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.notice: str | None = None  # for a person: a damaged file was moved aside
+        self.notice: str | None = None  # for a person: what was damaged and set aside
         self.damaged = Signal[QueueDamaged]()
+        self.rows_set_aside = Signal[RowsSetAside]()
         self.trouble_changed = Signal[QueueTrouble]()
         # Why the file takes no writes; tried every RETRY_S, and None again once it takes ROOM bytes.
         self.trouble: str | None = None
@@ -122,13 +130,27 @@ class Queue:
             return write.state == "withdrawn"
 
     async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `op` on the reading connection. Raises Unavailable."""
-        return await self._loop.run_in_executor(self._reader_pool, self._read, op)
+        """Run `op` on the reading connection, again once damaged rows are set aside. Raises Unavailable."""
+        for rows in (None, ()):  # first those that it met, then all that are damaged
+            try:
+                return await self._loop.run_in_executor(self._reader_pool, self._read, op)
+            except Damaged as found:
+                met = found.rows if rows is None else rows
+                await self.write(lambda db, met=met: damage.recheck(db, met))  # type: ignore[misc]
+        return await self._loop.run_in_executor(self._reader_pool, self._read_at_last, op)
+
+    def _read_at_last(self, op: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return self._read(op)
+        except Damaged as error:
+            raise Unreadable(f"{self.path}: {error}") from None
 
     def _read(self, op: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return op(self._reader)
         except sqlite3.Error as error:
+            if damage.undecodable(error):
+                raise Damaged from None
             self._suspect(error)
             raise Unavailable(f"{self.path}: {self.trouble or error}") from error
 
@@ -194,7 +216,10 @@ class Queue:
             if wanted != self._synchronous:
                 self._db.execute(f"PRAGMA synchronous={wanted}")
                 self._synchronous = wanted
-            return self._commit(batch)
+            return self._commit_without_damage(batch)
+        except Unavailable as error:
+            log.error("%s", error)
+            return error
         except Exception as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in NO_WRITES:
@@ -208,10 +233,39 @@ class Queue:
                 self._db.rollback()
             return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
+    def _commit_without_damage(self, batch: list[Write[object]]) -> list[Done]:
+        """Commit the writes, again if damaged rows had to be set aside. Raises sqlite3.Error, Unavailable."""
+        for rows in (None, ()):
+            try:
+                return self._commit(batch)
+            except (Damaged, sqlite3.OperationalError) as error:
+                if not isinstance(error, Damaged) and not damage.undecodable(error):
+                    raise
+                self._db.rollback()
+                met = error.rows if isinstance(error, Damaged) and rows is None else ()
+                self._set_aside(met or damage.find(self._db))
+        try:
+            return self._commit(batch)
+        except Damaged as error:
+            self._db.rollback()
+            raise Unreadable(f"{self.path}: {error}") from None
+
+    def _set_aside(self, rows: Sequence[Row]) -> None:
+        try:
+            gone = damage.set_aside(self._db, self.path, rows)
+        except OSError as error:
+            raise Unavailable(f"{self.path}: damaged rows cannot be set aside: {error}") from None
+        self.notice = asides.notice(self.path)
+        ids = tuple(key for table, key in gone if table == "deliveries" and isinstance(key, int))
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.rows_set_aside.send, RowsSetAside(ids))
+
     def _commit(self, batch: list[Write[object]]) -> list[Done]:
         """Commit the writes; without any, test for room: a full card still takes what fits its last block."""
         if not batch:
-            self._db.execute("REPLACE INTO settings VALUES ('room', ?)", (json.dumps(" " * ROOM),))
+            self._db.execute(
+                "REPLACE INTO settings (name, value) VALUES ('room', ?)", (json.dumps(" " * ROOM),)
+            )
             self._db.execute("DELETE FROM settings WHERE name = 'room'")
             return []
         done: list[Done] = []
@@ -255,7 +309,7 @@ class Queue:
         """
         if self.trouble is None and is_damage(error):
             with suppress(OSError):  # a card that fails is read-only soon
-                suspect_mark(self.path).touch()
+                suspect(self.path)
             fact = QueueDamaged(f"{self.path} is damaged: {error}")
             self._loop.call_soon_threadsafe(self.damaged.send, fact)
 

@@ -31,15 +31,21 @@ def prepare(turn: LiveTurn) -> bool:
 
 def forget(turn: str) -> None:
     """Remove the turn's record, once its end is in the database."""
-    record_path(turn).unlink(missing_ok=True)
+    try:
+        record_path(turn).unlink(missing_ok=True)
+    except OSError as error:
+        log.error("%s cannot be removed: %s", record_path(turn), error)
 
 
 def read_record(turn: str) -> Record | None:
-    """The turn's record; None if there is none: the host was restarted. Raises OSError."""
+    """The turn's record; None if there is none (the host was restarted) or it cannot be read."""
     try:
         with record_path(turn).open("rb") as file:
             text = file.read(RECORD_MAX).decode(errors="replace")
     except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.error("%s cannot be read: %s", record_path(turn), error)
         return None
     return parse_record(text)
 

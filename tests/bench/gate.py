@@ -43,7 +43,7 @@ async def fill(path: Path) -> None:
     queued = ((id_, f"mind{id_ % MINDS}", f"s{id_}" if id_ % 3 == 0 else "main", id_) for id_ in rows)
 
     def insert(db: sqlite3.Connection) -> None:
-        db.executemany("INSERT INTO payloads VALUES (?, ?)", bodies)
+        db.executemany("INSERT INTO payloads (id, body) VALUES (?, ?)", bodies)
         db.executemany(
             "INSERT INTO deliveries (id, mind, session, state, kind, created_at, not_before, expires_at, payload)"
             " VALUES (?, ?, ?, 'queued', 'message', 1700000000000, 0, 0, ?)",

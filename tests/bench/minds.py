@@ -161,7 +161,9 @@ async def fill(path: Path) -> None:
     rows = range(1, ROWS + 1)
 
     def insert(db: sqlite3.Connection) -> None:
-        db.executemany("INSERT INTO payloads VALUES (?, ?)", ((id_, b'{"content":"hello"}') for id_ in rows))
+        db.executemany(
+            "INSERT INTO payloads (id, body) VALUES (?, ?)", ((id_, b'{"content":"hello"}') for id_ in rows)
+        )
         db.executemany(
             "INSERT INTO deliveries (id, mind, session, state, kind, created_at, not_before, expires_at, payload)"
             " VALUES (?, ?, ?, 'queued', 'message', 1700000000000, 0, 0, ?)",

@@ -11,6 +11,7 @@ import httpx
 from guard import Guard
 
 from hostguard.core import paths
+from hostguard.store.sums import maintain
 
 LONG_S = 60.0  # no test waits this long but on a machine that is very busy
 
@@ -61,8 +62,9 @@ class GuardedHost:
     # -- behind the guard's back
 
     def sql(self, statement: str, *values: Any) -> list[Any]:
-        """Run a statement on the database."""
+        """Run a statement on the database, with right checksums of what it changes."""
         with closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db, db:
+            maintain(db)
             return db.execute(statement, values).fetchall()
 
     def kill(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from resident_host import ResidentHost
 
 from hostguard.core import paths
+from hostguard.store.sums import maintain
 from hostguard.telemetry.events import MESSAGE_IDS, Event
 
 HOUR = 3_600_000
@@ -27,6 +28,7 @@ def journal(host: ResidentHost, event: Event) -> list[str]:
 def settings(name: str, value: Any = None) -> Any:
     """Of the database: read one, or set it while the guard is down."""
     with closing(sqlite3.connect(paths.DATABASE, timeout=10)) as db, db:
+        maintain(db)
         if value is not None:
             db.execute("REPLACE INTO settings (name, value) VALUES (?, ?)", (name, json.dumps(value)))
         found = db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()

@@ -10,7 +10,7 @@ from hostguard.api import standby
 from hostguard.cli import client
 from hostguard.cli.errors import FAILED, CliError
 from hostguard.core import paths
-from hostguard.store.connection import SchemaTooNew
+from hostguard.store.schema import SchemaTooNew
 from hostguard.store.writer import Queue
 from hostguard.systemd.notify import Notifier
 
@@ -79,6 +79,7 @@ def test_a_newer_file_is_not_waited_for(tmp_path, told):
         queue = Queue(tmp_path / "queue.db")
         await queue.open()
         await queue.write(lambda db: db.execute("PRAGMA user_version=99"))
+        await queue.write(lambda db: db.execute("CREATE TABLE newer (id)"))  # each step changes the schema
         await queue.close()
         notifier = Notifier()
         with notifier._socket, pytest.raises(SchemaTooNew):

@@ -259,7 +259,7 @@ def test_no_row_is_lost_while_the_backlog_is_asked_meanwhile(tmp_path, turns, mo
         far = now_ms() + 10**9
 
         def fill(db):
-            db.execute("INSERT INTO payloads VALUES (1, x'7b7d')")
+            db.execute("INSERT INTO payloads (id, body) VALUES (1, x'7b7d')")
             db.executemany(
                 "INSERT INTO deliveries (id, mind, session, state, kind, created_at, not_before, expires_at,"
                 " payload) VALUES (?, 'm', ?, 'queued', 'message', 1, ?, 0, 1)",

@@ -64,9 +64,9 @@ def test_what_is_no_regular_file_is_written_into(tmp_path):
 
 def test_a_note_is_recalled_until_it_is_empty(tmp_path):
     file = tmp_path / "note.json"
-    assert files.recall(file) is None
+    assert files.recall(file, list) is None
     files.note(file, ["a", 1])
-    assert files.recall(file) == ["a", 1]
+    assert files.recall(file, list) == ["a", 1]
     files.note(file, [])
     assert not file.exists()
     files.note(file, None)

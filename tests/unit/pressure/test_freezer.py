@@ -173,8 +173,10 @@ def test_what_an_earlier_guard_froze_is_thawed_at_once(notes):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("left", ["", "{", "[1"])
-def test_a_note_that_cannot_be_read_is_logged(notes, caplog, left):
+@pytest.mark.parametrize("left", ["", "{", "[1", "5", '{"a": 1}', "[1]", "[" * 99_999])
+def test_a_note_that_cannot_be_read_is_kept_and_logged(notes, caplog, left):
     notes.write_text(left)
-    assert files.recall(notes) is None
+    assert files.recall(notes, files.texts) is None
     assert "what it says is not undone" in caplog.text
+    assert notes.with_name(f"{notes.name}.damaged").read_text() == left
+    asyncio.run(module.thaw_left())  # the start goes on

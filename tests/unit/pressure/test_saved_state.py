@@ -41,13 +41,16 @@ def test_nothing_is_kept_while_nothing_was_learnt(file):
 
 
 @pytest.mark.parametrize(
-    "change", [{"level": "so-so"}, {"changes": None}, {"more": 1}, {"level": None}], ids=str
+    "change",
+    [{"level": "so-so"}, {"changes": None}, {"more": 1}, {"level": None}, {"cap": "2"}, {"since": None}],
+    ids=str,
 )
 def test_what_another_version_kept_is_left(file, caplog, change):
     saved_state.keep("mmcblk0", STALLED)
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert saved_state.recall("mmcblk0") is None
-    assert "invalid for this version" in caplog.text
+    assert "cannot be used" in caplog.text
+    assert file.with_name("pressure.json.damaged").exists()
 
 
 def test_where_it_cannot_be_kept_that_is_said(file, caplog):

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from hostguard.store import connection
-from hostguard.store.connection import ROOM, explained, is_damage, open_database, suspect_mark
+from hostguard.store.connection import ROOM, explained, open_database, suspect_mark
+from hostguard.store.damage import is_damage
 
 FREE_PAGES = 36  # the offset of their number in the header: https://sqlite.org/fileformat.html
 

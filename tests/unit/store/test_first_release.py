@@ -20,7 +20,7 @@ from hostguard.config import load as config
 from hostguard.core.model import Channel, Kind, State
 from hostguard.gate.policy import Policy
 from hostguard.store import deliveries
-from hostguard.store.connection import SCHEMA
+from hostguard.store.schema import SCHEMA
 from hostguard.store.settings import SCHEDULE, SettingsStore
 
 FOLDER = Path(__file__).with_name("first_release")

@@ -12,9 +12,9 @@ from onqueue import message, on_queue, put
 
 from hostguard.core.model import Kind, State
 from hostguard.store import deliveries, writer
-from hostguard.store.connection import SCHEMA, SchemaTooNew, migrate
 from hostguard.store.deliveries import Full, KeyReused, WrongState
 from hostguard.store.history import trim
+from hostguard.store.schema import SCHEMA, SchemaTooNew, migrate, version
 
 
 def commits(queue):
@@ -289,12 +289,12 @@ def test_a_newer_schema_is_left_alone(tmp_path):
 
 def test_migration_is_one_transaction_and_runs_once(tmp_path):
     db = sqlite3.connect(tmp_path / "q.db", isolation_level=None)
-    migrate(db, tmp_path / "q.db")
-    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
-    migrate(db, tmp_path / "q.db")
-    db.execute("PRAGMA user_version=0")
+    migrate(db, 0)
+    assert version(db, tmp_path / "q.db") == SCHEMA
+    migrate(db, SCHEMA)
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
-        migrate(db, tmp_path / "q.db")
+        migrate(db, 0)
+    assert not db.in_transaction
     db.close()
 
 

@@ -75,10 +75,26 @@ def test_damage_met_at_work_is_told_and_checked_at_the_next_start(tmp_path):
 
     async def fine(queue):
         assert queue.notice is None
-        assert not (tmp_path / "queue.db.suspect").exists()
+        return (tmp_path / "queue.db.suspect").exists()
 
     on_queue(tmp_path, work)
-    on_queue(tmp_path, fine)
+    assert on_queue(tmp_path, fine), "a check found nothing: that is remembered for once"
+    assert not on_queue(tmp_path, fine)
+
+
+def test_damage_met_again_after_a_check_found_nothing_moves_the_file_aside(tmp_path):
+    """Otherwise the guard would stop and start for ever."""
+
+    async def work(queue):
+        def read(db):
+            raise _corrupt()
+
+        with pytest.raises(Unavailable):
+            await queue.read(read)
+        return queue.notice
+
+    assert [on_queue(tmp_path, work) for _ in range(2)] == [None, None]
+    assert "kept as" in on_queue(tmp_path, work)
 
 
 @pytest.mark.parametrize("how", ["read", "write"])

@@ -116,7 +116,7 @@ def written() -> int:
 
 @pytest.mark.parametrize(
     ("level", "incidents", "least", "most"),
-    [(0, 0, 20_000, 80_000), (2, timeline_recorder.INCIDENTS_MAX, 80_000, 200_000)],
+    [(0, 0, 20_000, 100_000), (2, timeline_recorder.INCIDENTS_MAX, 70_000, 200_000)],
     ids=["usual", "trouble"],
 )
 def test_what_a_day_writes(tmp_path, level, incidents, least, most):
