@@ -10,10 +10,7 @@ from hostguard.core.outcome import failed as outcome_failed
 from hostguard.store.connection import Connection
 
 ROWS_MAX = 2_000  # newest rows that are read at a start
-_OUTCOME, _EXIT = (
-    f"CASE WHEN json_valid(result) THEN json_extract(result, '$.{key}') END" for key in ("outcome", "exit")
-)
-_REASON = "CASE WHEN json_valid(result) THEN json_extract(result, '$.reason') END"
+_OUTCOME, _EXIT, _REASON = (f"json_extract(result, '$.{key}')" for key in ("outcome", "exit", "reason"))
 _NAMES = "(" + ", ".join(f"'{name}'" for name in FAILURES) + ")"
 # A turn that failed for good, a dead letter, or a row that waits for its next attempt.
 FAILED = (

@@ -99,12 +99,3 @@ def test_dead_letters_and_attempts_of_what_waits_count_after_a_restart(tmp_path)
         assert (health.failing("ada").in_a_row, health.failing("ada").reason) == (12, "503")
 
     on_queue(tmp_path, work)
-
-
-def test_a_result_that_is_not_json_keeps_nothing_from_starting(tmp_path):
-    async def work(queue):
-        id_ = await stored(queue, "ada", State.DONE, {"outcome": "exited", "exit": 3})
-        await queue.write(lambda db: db.execute("UPDATE deliveries SET result = '{' WHERE id = ?", (id_,)))
-        assert [row.outcome for row in await queue.read(failures.latest)] == [None]
-
-    on_queue(tmp_path, work)
