@@ -157,7 +157,9 @@ class Parts:
             policy, settings, self.routes.get, held, queue, ledger, backlog, run_clients, dispatcher,
             mind_woken, self.accepting,
         )  # fmt: skip
-        self.scheduler = Scheduler(policy, settings, self.acceptor, events, self.accepting, clock)
+        self.scheduler = Scheduler(
+            policy, settings, queue, self.acceptor, events, self.counters, self.accepting, clock
+        )  # fmt: skip
         self.services = MindServices(policy, settings, live, systemd, unit_started)
         self.sleeper = Sleeper(
             policy, settings, self.acceptor, held, backlog, live, ledger, self.services, dispatcher, events,

@@ -144,6 +144,8 @@ class Metrics:
         yield _histogram("hostguard_hold_seconds", text, ("reason",), held_s)
         text = "Deliveries that became dead letters after ten failed attempts; see hostguard dead list."
         yield self._by_mind("hostguard_dead_letters", text, counts.dead)
+        text = "Times of schedules that were skipped, because the message of an earlier time had not begun."
+        yield self._by_mind("hostguard_schedule_skips", text, counts.skipped)
 
     def _trouble(self, status: Mapping[str, Any]) -> Iterator[Metric]:
         text = (

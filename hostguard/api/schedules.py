@@ -20,7 +20,7 @@ from hostguard.core.model import Config, Schedule
 from hostguard.core.names import schedule_name_fault
 from hostguard.delivery import message
 from hostguard.delivery.schedules import Scheduler
-from hostguard.gate.policy import Policy
+from hostguard.gate.policy import Policy, known_mind
 from hostguard.store import requests
 
 KEPT_MAX = 1000  # schedules added at run time
@@ -69,6 +69,7 @@ class Schedules:
         # The same schedule again changes nothing.
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
+        known_mind(body.get("mind"), config)
         schedule = await requests.in_thread(parse, body, config)
         known = self._scheduler.all()
         if known.get(schedule.name) == (schedule, True):
@@ -110,5 +111,7 @@ class Schedules:
 
     def _shown(self, schedule: Schedule, kept: bool) -> dict[str, Any]:
         next_at, last_at = self._scheduler.times(schedule.name)
+        row, skipped = self._scheduler.unbegun(schedule.name)
         source = "kept" if kept else "config"
-        return {**asdict(schedule), "source": source, "next_at": next_at, "last_at": last_at}
+        times = {"next_at": next_at, "last_at": last_at, "last_delivery": row, "skipped": skipped}
+        return {**asdict(schedule), "source": source, **times}

@@ -95,6 +95,8 @@ def _text(value: Any) -> str:
         raise ValueError
     if "\0" in value:
         raise ValueError("it contains a NUL character")
+    if not value.isascii() and value != value.encode(errors="replace").decode():
+        raise ValueError("it contains an unpaired surrogate: it is not valid text")
     if not value:
         raise ValueError("it is empty")
     return value
@@ -251,6 +253,7 @@ SCHEDULE = {
     "catch_up": _one_of("skip", "once", "all"),
     "catch_up_window": _time(0, 30 * DAY, "0 seconds to 30 days"),
     "while_sleeping": _one_of("skip", "queue", "trigger-wake"),
+    "overlap": _one_of("skip", "queue"),
     "enabled": Key(_flag, "true or false"),
 }
 

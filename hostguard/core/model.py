@@ -55,6 +55,11 @@ class Kind(StrEnum):
         """True if the mind itself gets the payload."""
         return self not in (Kind.RUN, Kind.SCRIPT, Kind.FILE)
 
+    @property
+    def counted_apart(self) -> bool:
+        """True if the guard makes such rows by itself: they take none of the room of what others send."""
+        return self in (Kind.SCHEDULE, Kind.SCRIPT, Kind.NOTICE)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -96,6 +101,7 @@ class Schedule:
     catch_up: str = "once"  # of times missed while the guard was away: skip, once or all
     catch_up_window: int = 86_400  # seconds: what was missed longer ago is only logged
     while_sleeping: str = ""  # "" (by the mind's wake triggers), skip, queue or trigger-wake
+    overlap: str = "skip"  # of a cron time, while the row of an earlier one has not begun: skip or queue
     enabled: bool = True
 
 
@@ -154,7 +160,7 @@ class Config:
     global_concurrent_turns: int | None = None  # None = unlimited, 0 = start nothing
     device_path: str = "auto"
     payload_max: int = 1 << 20  # bytes
-    rows_per_mind: int = 10_000
+    rows_per_mind: int = 10_000  # and as many that the guard makes: Kind.counted_apart
     history_rows: int = 10_000  # finished rows kept
     turn: Limits = Limits()
     pressure: Settings = field(default_factory=Settings)

@@ -70,7 +70,8 @@ class Acceptor:
     _dispatcher: Dispatching
     _mind_woken: Signal[MindWoken]
     _tasks: Tasks
-    _pending: Counter[str] = field(default_factory=Counter, init=False)  # rows whose commit is under way
+    # Rows whose commit is under way, by mind, and whether their kind is counted apart.
+    _pending: Counter[tuple[str, bool]] = field(default_factory=Counter, init=False)
 
     async def send(self, message: Message, also: Also | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
@@ -98,19 +99,27 @@ class Acceptor:
         Raises Problem: then nothing was stored. Only where the device hangs in the commit itself is that
         not certain; a message with a key is then delivered if it was stored after all, one without is not.
         """
-        minds = [target.mind for target in new.targets]
-        full = {mind for mind in minds if self._waiting(mind) >= self._policy.config.rows_per_mind}
-        self._pending.update(minds)  # before anything else runs: see `pending`
+        counted = _counted(new)
+        full = {
+            mind for mind, apart in counted if self._waiting(mind, apart) >= self._policy.config.rows_per_mind
+        }
+        self._pending.update(counted)  # before anything else runs: see `pending`
         task = self._tasks.start(self._store(new, client, also, wakes, full))
         return await asyncio.shield(task)  # a client that leaves must not leave its rows half accepted
 
-    def _waiting(self, mind: str) -> int:
-        """Rows of the mind that have not begun, due or not, held back or being stored."""
-        return self._backlog.total(mind) + sum(self._held.counts(mind)) + self._pending[mind]
+    def _waiting(self, mind: str, apart: bool) -> int:
+        """Rows of the mind that have not begun, due or not, held back or being stored.
+
+        Those that are counted apart, or all others: a schedule leaves the room of a sender alone.
+        """
+        queued, stored = self._backlog.apart(mind), self._pending[mind, apart]
+        if apart:
+            return queued + stored
+        return self._backlog.total(mind) - queued + sum(self._held.counts(mind)) + stored
 
     def pending(self, mind: str) -> int:
         """Rows of the mind that are planned and being stored."""
-        return self._pending[mind]
+        return self._pending[mind, False] + self._pending[mind, True]
 
     async def _store(
         self, new: New, client: RunClient | None, also: Also | None, wakes: Collection[str], full: set[str]
@@ -142,7 +151,7 @@ class Acceptor:
             names, most = ", ".join(sorted(full)), self._policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
         finally:
-            self._pending.subtract(minds)
+            self._pending.subtract(_counted(new))
         if stored.fresh and client is not None:
             self._run_clients.attach(stored.fresh[0].row, client)
         self._take(stored, new.payload)
@@ -180,3 +189,8 @@ class Acceptor:
         self._ledger.write(forget)
         self._settings.restore(*stored.settings)
         self._held.stored([], b"{}", stored.quarantined)  # what was archived for its sake stays archived
+
+
+def _counted(new: New) -> list[tuple[str, bool]]:
+    """The mind of each row, and whether the row is counted apart."""
+    return [(target.mind, target.kind.counted_apart) for target in new.targets]

@@ -2,21 +2,23 @@
 
 A time fires exactly once: its row and the note (store.settings.Fired) are one transaction, and its key
 "schedule:NAME:MS" is refused a second time. A time that is too late was missed: the journal says so, twice
-if the guard is killed at that moment, but never not at all.
+if the guard is killed at that moment, but never not at all. A cron time is skipped while the row of an
+earlier one waits, unless the schedule's overlap is "queue": a mind that was paused for days has one message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, tzinfo
+from functools import partial
 
 from hostguard.config.cron import LATE_MS, Due, due, next_time
 from hostguard.core.clock import CHECK_S, now_ms
 from hostguard.core.errors import Problem
-from hostguard.core.model import Kind, Schedule
+from hostguard.core.model import Delivery, Kind, Schedule
 from hostguard.core.names import SCRIPT_SESSION
 from hostguard.core.payload import scheduled
 from hostguard.core.ports import Configured
@@ -25,14 +27,17 @@ from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
 from hostguard.linux.timezones import zones
-from hostguard.store import requests
+from hostguard.store import deliveries, requests
 from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
+from hostguard.store.writer import Queue
+from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event, Events
 
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 10_000  # until a write that failed is tried again
 MISSED_PER_LINE = 50  # times named in one line of the journal
+SKIPPED_LINE_MS = 3_600_000  # a schedule whose times are skipped again and again says so this often at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class _Watch:
     busy: bool = False
     fault: str = ""  # why it cannot fire, as logged
     reported: int = 0  # up to when missed times are in the journal
+    told: int | None = None  # when the journal last said that times are skipped
+    skipping: bool = False  # it said so of the times that are skipped now, and is to say when that ends
 
 
 @dataclass(eq=False)
@@ -60,8 +67,10 @@ class Scheduler:
 
     _policy: Configured
     _settings: SettingsStore
+    _queue: Queue
     _acceptor: Acceptor
     _events: Events
+    _counters: Counters
     _tasks: Tasks
     _clock: Callable[[], int] = now_ms
     _entries: dict[str, Entry] = field(default_factory=dict, init=False)
@@ -105,6 +114,11 @@ class Scheduler:
         when = self._watches[name].next
         return next_time(entry.schedule, self._clock(), entry.zone) if when == 0 else when, last
 
+    def unbegun(self, name: str) -> tuple[int | None, int]:
+        """The delivery that it stored last, and how many times were skipped since, as that had not begun."""
+        state = self._settings.get(FIRED, name)
+        return (None, 0) if state is None else (state.get("row"), state.get("skipped", 0))
+
     async def add(self, schedule: Schedule) -> None:
         """Add a schedule at run time. Raises Problem."""
         self._message(schedule, None)
@@ -134,7 +148,7 @@ class Scheduler:
             zone = self._zones.get(schedule.timezone)
             if zone is not None and schedule.enabled and schedule.mind in minds:
                 entries[name] = Entry(schedule, added, zone)
-                watch = self._watches.setdefault(name, _Watch())
+                watch = self._watches.setdefault(name, _Watch(skipping=self.unbegun(name)[1] > 0))
                 if entries[name] != self._entries.get(name):
                     watch.next, watch.fault = 0, ""
         self._entries = entries
@@ -162,7 +176,7 @@ class Scheduler:
         for name, entry in self._entries.items():
             watch = self._watches[name]
             if back:
-                watch.next, watch.reported = 0, 0
+                watch.next, watch.reported, watch.told = 0, 0, None
             if watch.next is None or watch.busy:
                 continue
             if watch.next <= now:
@@ -184,8 +198,16 @@ class Scheduler:
             seen = state["seen"] if state is not None and state["of"] == _meant(entry.schedule) else None
             now = self._clock()
             found = await asyncio.to_thread(due, entry.schedule, seen, now, entry.zone)
-            self._tell_missed(entry, watch, found, now)
-            await self._deal(name, entry, found)
+            row = await self._waits(name, entry) if found.fire else None
+            if row is not None:
+                await self._skip(name, entry, watch, found, row)
+            else:
+                skipped = self.unbegun(name)[1]
+                self._tell_missed(entry, watch, found, now)
+                await self._deal(name, entry, found)
+                if found.fire and watch.skipping:
+                    watch.skipping = False
+                    self._tell_skipped(entry.schedule, f"it fires again; {skipped} of its times were skipped")
             again, watch.fault = found.next, ""
         except Problem as problem:
             again = self._clock() + AGAIN_MS
@@ -206,24 +228,67 @@ class Scheduler:
                 return
             await self._fire(name, entry, time)
         if not found.fire and found.seen is not None:
-            state = Fired(seen=found.seen, last=self._last(name), of=_meant(entry.schedule))
+            row, skipped = self.unbegun(name)
+            last, of = self._last(name), _meant(entry.schedule)
+            state = Fired(seen=found.seen, last=last, of=of, row=row, skipped=skipped)
             await self._settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
-        for_good = entry.added and entry.schedule.at is not None
-        state = Fired(seen=time, last=self._clock(), of=_meant(entry.schedule))
-        changes = _gone(name) if for_good else (FIRED.to(name, state),)
-        message_ = self._message(entry.schedule, f"schedule:{name}:{time}")
+        for_good, fired_at = entry.added and entry.schedule.at is not None, self._clock()
+
+        def noted(rows: Sequence[Delivery]) -> tuple[Change, ...]:
+            row = rows[0].id if rows else None
+            state = Fired(seen=time, last=fired_at, of=_meant(entry.schedule), row=row)
+            return _gone(name) if for_good else (FIRED.to(name, state),)
+
+        message_, rows = self._message(entry.schedule, f"schedule:{name}:{time}"), []
         try:
-            await self._acceptor.send(message_, lambda _: changes)
+            rows = (await self._acceptor.send(message_, noted)).rows
         except Problem as problem:
             if problem.code != "conflict":
                 raise
             # It fired with another message, and the clock was set back since.
-            await self._settings.change(*changes)
-        self._settings.use(*changes)
+            await self._settings.change(*noted(rows))
+        self._settings.use(*noted(rows))
         if for_good:
             self._follow()
+
+    async def _waits(self, name: str, entry: Entry) -> int | None:
+        """The delivery of an earlier time that has not begun, if that keeps the schedule from firing."""
+        row, _ = self.unbegun(name)
+        if row is None or entry.schedule.cron is None or entry.schedule.overlap == "queue":
+            return None
+        found: list[int | None] = []
+        # By a write, which comes after those that mark rows as begun. It changes nothing.
+        await requests.write(
+            self._queue, partial(deliveries.unbegun, id_=row, mind=entry.schedule.mind), found.append
+        )
+        return found[0]
+
+    async def _skip(self, name: str, entry: Entry, watch: _Watch, found: Due, row: int) -> None:
+        """Deal with times that are due, or were missed, while a delivery of the schedule waits."""
+        times, now, state = (
+            len(found.fire) + len(found.missed),
+            self._clock(),
+            self._settings.get(FIRED, name),
+        )
+        assert state is not None
+        assert found.seen is not None
+        skipped = state.get("skipped", 0)
+        if not skipped and (watch.told is None or now - watch.told >= SKIPPED_LINE_MS):
+            watch.told, watch.skipping = now, True
+            text = f"its times are skipped while delivery {row} has not begun: hostguard why {row}"
+            self._tell_skipped(entry.schedule, text, row)
+        later = Fired(
+            seen=found.seen, last=state["last"], of=state["of"], row=state.get("row"), skipped=skipped + times
+        )
+        # Not worth a write to the card by itself: after a power cut they are skipped, or missed, again.
+        await self._settings.change(FIRED.to(name, later), durable=False)
+        self._counters.skipped[entry.schedule.mind] += times
+
+    def _tell_skipped(self, schedule: Schedule, text: str, row: int | None = None) -> None:
+        text = f"{schedule.mind}: schedule {schedule.name}: {text}"
+        self._events.emit(Event.SKIPPED, text, mind=schedule.mind, schedule=schedule.name, delivery=row)
 
     def _message(self, schedule: Schedule, key: str | None) -> message.Message:
         """The message of a schedule. Raises Problem if it is too large."""

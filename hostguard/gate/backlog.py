@@ -99,6 +99,7 @@ class Backlog:
         self._later_count: Counter[str] = Counter()
         self._pauses: dict[int, Row] = {}  # rows that wait out a pause at their place in their session
         self._kinds: dict[int, Kind] = {}  # of due rows that are not plain messages
+        self._apart: Counter[str] = Counter()  # rows that are counted apart, due or not, by mind
         self._fresh: list[Row] = []
 
     def __len__(self) -> int:
@@ -118,6 +119,10 @@ class Backlog:
     def total(self, mind: str) -> int:
         """All rows of one mind, due or not."""
         return self.count(mind) + self._later_count[mind]
+
+    def apart(self, mind: str) -> int:
+        """Those of all rows of one mind whose kind is counted apart."""
+        return self._apart[mind]
 
     def due_by(self, mind: str, when: int) -> bool:
         """True if a row of the mind is due, or will be at `when`, in ms. O(rows that are not due)."""
@@ -159,6 +164,7 @@ class Backlog:
                 continue
             if kind != message:
                 kinds[id_] = Kind(kind)
+                self._apart[name] += kinds[id_].counted_apart
             mind = minds.get(name)
             if mind is None:
                 mind = minds[name] = _MindRows()
@@ -189,10 +195,12 @@ class Backlog:
         heappush(self._later, (row.not_before, row.id))
         self._later_rows[row.id] = row
         self._later_count[row.mind] += 1
+        self._apart[row.mind] += row.kind.counted_apart
 
     def _add_due(self, row: Row) -> None:
         if row.kind is not Kind.MESSAGE:
             self._kinds[row.id] = row.kind
+            self._apart[row.mind] += row.kind.counted_apart
         mind = self._minds.setdefault(row.mind, _MindRows())
         if mind.append(row.id, row.session) and row.session not in mind.parked:
             heappush(mind.heads, (row.id, row.session))
@@ -218,7 +226,8 @@ class Backlog:
             return False
         if not rows.count:
             del self._minds[mind]
-        self._kinds.pop(id_, None)
+        if kind := self._kinds.pop(id_, None):
+            self._apart[mind] -= kind.counted_apart
         if self._pauses.pop(id_, None) is not None:
             self.touch(mind, session)
             if (first := self.first_in(mind, session)) is not None:
@@ -229,6 +238,7 @@ class Backlog:
         row = self._later_rows.pop(id_, None)
         if row is not None:
             self._later_count[row.mind] -= 1
+            self._apart[row.mind] -= row.kind.counted_apart
         return row
 
     def touch(self, mind: str, session: str | None = None) -> None:

@@ -149,12 +149,17 @@ class Ledger:
                 text = f"turn {turn_id} failed: {ending.reason}; {wait}"
                 self._report(Event.FAILED, row, text, turn=turn_id, **_how(ending))
         else:
-            state = State.DEAD if ending.failed else State.CANCELLED if ending.back else State.DONE
+            state = State.CANCELLED if ending.back else State.DONE
+            if ending.failed:  # the caller of a run knows, and runs it again or not
+                state = State.CANCELLED if row.kind is Kind.RUN else State.DEAD
             follow_up = self._follow_up(row, turn, ending)
 
             def finish(db: Connection) -> list[Delivery]:
                 ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
-                return deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
+                created = deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
+                if created and row.kind is Kind.SCRIPT:
+                    deliveries.note_output(db, row.id, created[0].id)
+                return created
 
             write = self.write(finish)
             if follow_up is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
+from hostguard.core.outcome import row_of
 from hostguard.store.connection import Connection
 from hostguard.store.damage import FLOOR
 from hostguard.store.failures import FAILED
@@ -135,8 +136,8 @@ def get(db: Connection, id_: int) -> Delivery | None:
 
 def by_turn(db: Connection, turn: str) -> Delivery | None:
     """The row whose last turn has this id."""
-    head = turn.partition(".")[0]
-    row = get(db, int(head)) if head.isdecimal() and len(head) < 19 else None
+    id_ = row_of(turn)
+    row = get(db, id_) if id_ is not None else None
     return row if row is not None and row.turn == turn else None
 
 
@@ -144,6 +145,25 @@ def with_payload(db: Connection, id_: int) -> tuple[Delivery, bytes] | None:
     """One row and its payload, UTF-8 JSON."""
     values = db.execute(f"SELECT {COLUMNS} FROM deliveries WHERE id = ?", (id_,)).fetchone()  # noqa: S608
     return (_delivery(values), body_of(db, id_, values[-2])) if values else None
+
+
+def unbegun(db: Connection, id_: int, mind: str) -> int | None:
+    """The mind's row if it has not begun, or the row that its script's output became; None: there is none.
+
+    A script that runs counts as not begun: its output is still to come.
+    """
+    row = get(db, id_)
+    if row is None or row.mind != mind:
+        return None
+    if row.state is State.QUEUED or (row.state is State.DELIVERING and row.kind is Kind.SCRIPT):
+        return id_
+    output = row.result.get("delivery") if row.kind is Kind.SCRIPT else None
+    return unbegun(db, output, mind) if isinstance(output, int) and output > id_ else None
+
+
+def note_output(db: Connection, id_: int, output: int) -> None:
+    """Note at the row of a script which delivery its output became."""
+    db.execute("UPDATE deliveries SET result = json_set(result, '$.delivery', ?) WHERE id = ?", (output, id_))
 
 
 def select(
@@ -162,6 +182,11 @@ def select(
         (*values, limit),
     )
     return [_delivery(row) for row in rows]
+
+
+def has_rows(db: Connection, mind: str) -> bool:
+    """True if the mind has, or had, a row, as far as the history goes. Reads all rows if not."""
+    return db.execute("SELECT 1 FROM deliveries WHERE mind = ? LIMIT 1", (mind,)).fetchone() is not None
 
 
 def queued(db: Connection, after: int = 0, limit: int = -1) -> list[StoredRow]:

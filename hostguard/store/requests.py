@@ -15,13 +15,15 @@ T = TypeVar("T")
 ANSWER_S = 20.0  # a caller waits this long for the card, then gets 503
 
 
-async def write(queue: Queue, op: Callable[[Connection], T], then: Callable[[T], None]) -> None:
-    """Write durably, and call `then` with the result once it is stored.
+async def write(
+    queue: Queue, op: Callable[[Connection], T], then: Callable[[T], None], *, durable: bool = True
+) -> None:
+    """Write, by default durably, and call `then` with the result once it is stored.
 
     Raises Problem. If the device hangs in the commit itself, the Problem says so, and `then` is still called
     if the write succeeds after all.
     """
-    pending = queue.submit(op)
+    pending = queue.submit(op, durable=durable)
     try:
         result = await asyncio.wait_for(asyncio.shield(pending.future), ANSWER_S)
     except TimeoutError:

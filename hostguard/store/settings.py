@@ -62,12 +62,15 @@ class Woken(TypedDict):
 class Fired(TypedDict):
     """What became of a schedule's times, in ms: all up to `seen` are dealt with.
 
-    `last` is when it fired last; `of` the times that were meant.
+    `last` is when it fired last; `of` the times that were meant. `row` is the delivery that it stored last,
+    and `skipped` how many times were skipped since, because that had not begun.
     """
 
     seen: int
     last: int | None
     of: str
+    row: NotRequired[int | None]
+    skipped: NotRequired[int]
 
 
 PAUSE = Setting[bool]("pause")  # with on_host_or(mind)
@@ -146,14 +149,16 @@ class SettingsStore:
         """Store again what memory has, over what a write stored that its caller was told had failed."""
         self.keep(*((key, self._values.get(key)) for key in keys))
 
-    async def change(self, *changes: Change, then: Callable[[], None] = lambda: None) -> None:
+    async def change(
+        self, *changes: Change, then: Callable[[], None] = lambda: None, durable: bool = True
+    ) -> None:
         """Change settings in the database, then in memory, and call `then`. Problems as in requests.write."""
 
         def use(_: None) -> None:
             self.use(*changes)
             then()
 
-        await requests.write(self._queue, lambda db: write(db, *changes), use)
+        await requests.write(self._queue, lambda db: write(db, *changes), use, durable=durable)
 
     async def store(self, *changes: Change) -> None:
         """Change settings in the database alone: `use` or `restore` follows. Raises Problem."""

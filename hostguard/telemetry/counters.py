@@ -41,6 +41,7 @@ class Counters:
         self._exits_of: Counter[str] = Counter()  # different ones, by mind
         self.not_started: Counter[str] = Counter()  # by mind
         self.dead: Counter[str] = Counter()  # rows, by mind
+        self.skipped: Counter[str] = Counter()  # times of schedules, by mind; few of them are events
         self.holds: Counter[str] = Counter()  # by reason
         self.held_s: dict[str, Histogram] = defaultdict(lambda: Histogram(HOLD_S))  # by reason
         self.handoff_s = Histogram(HANDOFF_S)

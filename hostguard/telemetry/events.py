@@ -35,6 +35,7 @@ class Event(StrEnum):
     RELOADED = "reloaded"
     FOLDED = "folded"
     MISSED = "missed"  # times of a schedule
+    SKIPPED = "skipped"  # times of a schedule: the message of an earlier one has not begun
     ASLEEP = "asleep"
     AWAKE = "awake"
     PRESSURE = "pressure"  # the level or its cap has changed
@@ -65,10 +66,18 @@ MESSAGE_IDS = {
     Event.FROZEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70422",
     Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
     Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
+    Event.SKIPPED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70425",
 }
 _COMMON = ("id", "at", "type", "text")  # to all events
 # Of syslog: error, warning, notice; all others info.
-_PRIORITY = {Event.DEAD: 3, Event.FAILED: 4, Event.MISSED: 4, Event.ENFORCEMENT: 4, Event.PRESSURE: 5}
+_PRIORITY = {
+    Event.DEAD: 3,
+    Event.FAILED: 4,
+    Event.MISSED: 4,
+    Event.ENFORCEMENT: 4,
+    Event.PRESSURE: 5,
+    Event.SKIPPED: 5,
+}
 
 
 class Events:

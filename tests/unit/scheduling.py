@@ -81,8 +81,11 @@ class Host:
         return {name: value for name, value in found.items() if name.startswith(setting.prefix)}
 
 
-def beat(mind="bob", cron="0 * * * *", name=None, **more):
-    return Schedule(name or f"beat-{mind}", mind, cron=cron, message="go", timezone="UTC", **more)
+def beat(mind="bob", cron="0 * * * *", name=None, overlap="queue", **more):
+    """A schedule that fires at each of its times: its rows never begin here. See test_overlap for the others."""
+    return Schedule(
+        name or f"beat-{mind}", mind, cron=cron, message="go", timezone="UTC", overlap=overlap, **more
+    )
 
 
 def run(work):

@@ -41,6 +41,8 @@ def command() -> None:
 def list_(as_json: bool) -> None:
     """List the schedules and their next runs.
 
+    SKIPPED is how many runs were skipped since the last one, because its message still waits.
+
     \b
     Example:
       hostguard schedule list
@@ -50,11 +52,11 @@ def list_(as_json: bool) -> None:
         (
             one["name"], one["mind"], one["cron"] or clock(one["at"]),
             clock(one["next_at"]) if one["enabled"] else "disabled",
-            clock(one["last_at"]), one["source"], one["message"] or one["script"],
+            clock(one["last_at"]), one["skipped"] or "", one["source"], one["message"] or one["script"],
         )
         for one in answer["schedules"]
     ]  # fmt: skip
-    headers = ("NAME", "MIND", "WHEN", "NEXT", "LAST", "SOURCE", "WHAT")
+    headers = ("NAME", "MIND", "WHEN", "NEXT", "LAST", "SKIPPED", "SOURCE", "WHAT")
     none = 'no schedules: hostguard schedule add NAME @MIND --cron "0 3 * * *" --message TEXT'
     show(answer, as_json, table(headers, rows, terminal_width()) if rows else none)
 
@@ -71,6 +73,9 @@ def list_(as_json: bool) -> None:
 @click.option("--catch-up", type=click.Choice(("skip", "once", "all")), help="What to do about missed runs.")
 @click.option("--catch-up-window", type=DURATION, help="Skip runs missed longer ago than this.")
 @click.option("--while-sleeping", type=WHILE_SLEEPING, help="What to do if the mind sleeps.")
+@click.option(
+    "--overlap", type=click.Choice(("skip", "queue")), help="What to do while the last run's message waits."
+)
 @json_option
 def add(name: str, mind: str, as_json: bool, **options: Any) -> None:
     """Add a schedule, in addition to those in hostguard.toml. It survives restarts.

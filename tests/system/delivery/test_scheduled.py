@@ -95,7 +95,6 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"at": True}, "at"),
     ({"at": 10**18}, "ms since the epoch"),
     ({"cron": "@daily", "timezone": "Mars/Base"}, "timezone"),
-    ({"cron": "@daily", "mind": "nobody"}, "configured mind"),
     ({"cron": "@daily", "script": "x"}, "message or script"),
     ({"cron": "@daily", "message": 7}, "message"),
     ({"cron": "@daily", "session": "$other"}, "session"),

@@ -53,8 +53,8 @@ def test_a_schedule_is_added_listed_and_removed(tmp_path):
         assert made == {
             "name": "tidy", "mind": "bob", "cron": "0 3 * * *", "at": None, "message": "tidy up",
             "script": None, "session": "main", "timezone": "UTC", "catch_up": "once", "catch_up_window": 60,
-            "while_sleeping": "", "enabled": True, "source": "kept", "next_at": NOON + 15 * HOUR,
-            "last_at": None,
+            "while_sleeping": "", "overlap": "skip", "enabled": True, "source": "kept",
+            "next_at": NOON + 15 * HOUR, "last_at": None, "last_delivery": None, "skipped": 0,
         }  # fmt: skip
         status, listed = await client.call("GET")
         assert [(one["name"], one["source"]) for one in listed["schedules"]] == [
@@ -82,7 +82,6 @@ def test_the_times_of_one_that_fired_are_told(tmp_path):
     [
         ({"name": None}, "name is missing"),
         ({"name": "a b"}, "letters, digits"),
-        ({"mind": "zoe"}, "ann, bob, cat"),
         ({"cron": None}, "either cron or at"),
         ({"at": now_ms() + HOUR}, "either cron or at"),
         ({"message": None}, "either message or script"),
@@ -95,6 +94,7 @@ def test_the_times_of_one_that_fired_are_told(tmp_path):
         ({"catch_up": "some"}, '"skip", "once", "all"'),
         ({"catch_up_window": -1}, "catch_up_window"),
         ({"while_sleeping": "shout"}, "while_sleeping"),
+        ({"overlap": "twice"}, '"skip", "queue"'),
         ({"enabled": "yes"}, "true or false"),
         ({"cron": None, "at": True}, "at"),
         ({"cron": None, "at": 1 << 60}, "at"),
@@ -110,6 +110,16 @@ def test_what_is_no_schedule_is_refused_with_a_reason(tmp_path, change, words):
         assert status == 400, answer
         assert words in answer["detail"]
         assert host.scheduler.all() == {}
+
+    on_api(tmp_path, work)
+
+
+def test_its_mind_is_looked_up_as_every_other_is(tmp_path):
+    async def work(client, host):
+        status, answer = await client.add(**{**DAILY, "mind": "zoe"})
+        assert (status, answer["code"], answer["detail"]) == (
+            404, "unknown_mind", "there is no mind zoe: minds: ann, bob, cat",
+        )  # fmt: skip
 
     on_api(tmp_path, work)
 

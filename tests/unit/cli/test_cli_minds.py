@@ -147,8 +147,8 @@ def schedule(name: str = "s", **more: Any) -> dict[str, Any]:
     return {
         "name": name, "mind": "m", "cron": "0 3 * * *", "at": None, "message": "x", "script": None,
         "session": "main", "timezone": "", "catch_up": "once", "catch_up_window": 86_400,
-        "while_sleeping": "", "enabled": True, "source": "kept", "next_at": NEW_YEAR, "last_at": None,
-        **more,
+        "while_sleeping": "", "overlap": "skip", "enabled": True, "source": "kept", "next_at": NEW_YEAR,
+        "last_at": None, "last_delivery": None, "skipped": 0, **more,
     }  # fmt: skip
 
 
@@ -159,12 +159,14 @@ def test_schedule_list(daemon: StandIn) -> None:
             "t", cron=None, at=NEW_YEAR, message=None, script="a | b", source="config", last_at=NEW_YEAR
         ),
         schedule("off", enabled=False),
+        schedule("late", last_at=NEW_YEAR, last_delivery=7, skipped=2879),
     ]
     daemon.answer("GET /v1/schedules", {"schedules": found})
     assert lines(daemon.run("schedule", "list")) == [
         ["s", "m", "0 3 * * *", SHOWN, "kept", "x"],
         ["t", "m", SHOWN, SHOWN, SHOWN, "config", "a | b"],
         ["off", "m", "0 3 * * *", "disabled", "kept", "x"],
+        ["late", "m", "0 3 * * *", SHOWN, SHOWN, "2879", "kept", "x"],
     ]
 
 
@@ -173,7 +175,7 @@ def test_schedule_add_sends_what_is_given_and_tells_the_next_time(daemon: StandI
     done = daemon.run(
         "schedule", "add", "s", "@m", "--cron", "0 3 * * *", "--script", "a | b", "--session", "$new",
         "--timezone", "Europe/Berlin", "--catch-up", "all", "--catch-up-window", "2h",
-        "--while-sleeping", "queue",
+        "--while-sleeping", "queue", "--overlap", "queue",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, f"s saved; next run {SHOWN}\n"), done
     assert daemon.asked == [
@@ -182,7 +184,7 @@ def test_schedule_add_sends_what_is_given_and_tells_the_next_time(daemon: StandI
             {
                 "name": "s", "mind": "m", "cron": "0 3 * * *", "script": "a | b", "session": "$new",
                 "timezone": "Europe/Berlin", "catch_up": "all", "catch_up_window": 7200,
-                "while_sleeping": "queue",
+                "while_sleeping": "queue", "overlap": "queue",
             },
         )
     ]  # fmt: skip

@@ -92,8 +92,8 @@ def test_rows_that_are_being_stored_fill_it_too(tmp_path):
 
 def test_rows_that_are_held_back_fill_it_too(tmp_path):
     async def work(host):
-        assert (await host.send("@bob", channel="#x")).rows[0].state is State.QUARANTINED
-        # The invite is the second row.
+        for _ in range(2):  # the invite that the first one brings is the guard's, and counted apart
+            assert (await host.send("@bob", channel="#x")).rows[0].state is State.QUARANTINED
         with pytest.raises(Problem, match="the queue of bob has its 2 rows"):
             await host.send("@bob", channel="#x")
 

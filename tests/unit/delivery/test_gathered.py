@@ -78,9 +78,9 @@ def test_one_cancelled_as_its_batch_goes_out_counts_once(tmp_path):
         now = await host.store(message("now"))
         submit = host.queue.submit
 
-        def submit_and_let_go(op):
+        def submit_and_let_go(op, **more):
             host.queue.submit = submit
-            write = submit(op)
+            write = submit(op, **more)
             host.batcher.add(now, message("now").payload)  # its batch follows the cancellation to the card
             return write
 

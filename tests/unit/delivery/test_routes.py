@@ -172,7 +172,7 @@ def test_the_text_explains():
 
 BAD = [
     ("{", "it is not JSON: "),
-    ("[" * 100_000, "its nesting is too deep"),
+    ("[" * 100_000, "it is nested deeper than"),
     ("[]", 'it must be an object, such as {"rules": [...]}'),
     ('{"rules": {}}', "rules must be a list of at most 1000"),
     ('{"rules": [%s{}]}' % ("{}," * 1000), "rules must be a list of at most 1000"),

@@ -63,7 +63,9 @@ def test_a_row_and_its_note_are_one_transaction(tmp_path):
 
 
 def test_new_sessions_and_scripts(tmp_path):
-    script = Schedule("probe", "bob", cron="0 * * * *", script="df -h", session="$new", timezone="UTC")
+    script = Schedule(
+        "probe", "bob", cron="0 * * * *", script="df -h", session="$new", timezone="UTC", overlap="queue"
+    )
 
     async def main():
         async with Host(tmp_path, beat(session="$new"), script) as host:
