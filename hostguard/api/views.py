@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hostguard.core import outcome
@@ -101,14 +101,26 @@ class Views:
             text = f"{row.id} {what} in {span(due - now_ms())}"
             if row.attempts:
                 text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
-            return view | {"since": row.created_at, "due": due, "text": text}
+            if retried:
+                return view | {"since": row.created_at, "due": due, "text": text}
+            if (then := self._gate.hold(replace(row.row, not_before=0))) is not None:
+                text += f"; if it were due now, it would wait: {self._sentence(then)}"
+            return view | {"blocker": None, "due": due, "text": text}
         since, place = max(row.created_at, row.not_before), self._backlog.place(row.id, row.mind)
-        state = self._monitor.state
         text = (
-            f"{row.id} has waited {span(now_ms() - since)}: {sentence(hold, state.level, state.evidence)};"
+            f"{row.id} has waited {span(now_ms() - since)}: {self._sentence(hold)};"
             f" it is number {place} in line for {row.mind}"
         )
         return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
+
+    def _sentence(self, hold: Hold) -> str:
+        text = sentence(hold, self._monitor.state.level, self._monitor.state.evidence)
+        turn = self._live.turns.get(hold.blocker)
+        if turn is None or not self._scopes.frozen(turn):
+            return text
+        if turn.live.unit in self._monitor.frozen:
+            return f"{text}, which the guard keeps frozen for a moment"
+        return f"{text}, which is frozen (systemctl thaw {turn.live.unit})"
 
     def turns(self) -> list[Json]:
         """Every live turn, oldest first; only the first USAGES with what they have used."""
@@ -126,15 +138,16 @@ class Views:
             "held_ms": live.waited.ms,
             "state": live.phase,
             "stopping": live.stopped,
-            "frozen": measured and self._scopes.frozen(live),
+            "frozen": self._scopes.frozen(live),
             "description": live.description,
             **asdict(self._scopes.usage(live) if measured else NOTHING),
         }
 
     def minds(self) -> list[Json]:
-        """Every configured mind, and those that only have rows or scopes."""
+        """Every configured mind, and those that only have rows or scopes, or sleep."""
         names = [*self._policy.config.minds]
-        others = {*self._backlog.mind_names(), *(turn.live.mind for turn in self._live)} - {*names, ""}
+        others = {*self._backlog.mind_names(), *(turn.live.mind for turn in self._live)}
+        others = {*others, *self._policy.sleepy_minds()} - {*names, ""}
         return [self.mind(name) for name in [*names, *sorted(others)]]
 
     def mind(self, name: str) -> Json:

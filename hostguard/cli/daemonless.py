@@ -43,18 +43,24 @@ class LiveScope:
     description: str
     started_at: int  # ms since the epoch
     pids: int
+    frozen: bool
 
 
 def live_scopes(bus: Bus) -> list[LiveScope]:
     """The units that hold a slot, oldest first: those with processes in our slices, and those starting."""
+    from hostguard.linux import cgroup as cgroups  # imports asyncio, which `hostguard run` can do without
+
     pids: dict[str, int] = {}
     minds: dict[str, str] = {}
-    for cgroup, _pid, _command in _processes(bus):
-        place = _place(cgroup.decode(errors="surrogateescape"))
+    frozen: dict[str, bool] = {}
+    for raw, _pid, _command in _processes(bus):
+        cgroup = raw.decode(errors="surrogateescape")
+        place = _place(cgroup)
         if place is not None:
             mind, unit = place
             minds[unit] = mind
             pids[unit] = pids.get(unit, 0) + 1
+            frozen[unit] = cgroups.frozen(cgroups.ROOT / cgroup.lstrip("/"))
     for unit_, *_, job_type, _job in bus.call("ListUnitsByPatterns", "asas", [], ["hostguard-turn-*.scope"]):
         # Its processes may not be in the list above yet.
         if job_type == b"start" and (turn := parse_turn_unit(unit_.decode())):
@@ -64,7 +70,8 @@ def live_scopes(bus: Bus) -> list[LiveScope]:
     for name, description, _load, _active, _sub, _following, path, *_job in listed:
         unit, text, since = name.decode(), description.decode(errors="replace"), bus.active_since(path)
         turn = parse_turn_unit(unit)
-        found.append(LiveScope(unit, minds[unit], turn[1] if turn else None, text, since, pids.get(unit, 0)))
+        id_, count = turn[1] if turn else None, pids.get(unit, 0)
+        found.append(LiveScope(unit, minds[unit], id_, text, since, count, frozen.get(unit, False)))
     return sorted(found, key=lambda scope: scope.started_at)
 
 

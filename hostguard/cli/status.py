@@ -52,6 +52,7 @@ def _without_daemon() -> Any:
         {
             "id": scope.turn, "unit": scope.unit, "mind": scope.mind, "session": None, "delivery": None,
             "started_at": scope.started_at, "state": "running" if scope.turn else "foreign",
+            "frozen": scope.frozen,
             "pids": scope.pids, "description": scope.description,
         }
         for scope in scopes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostguard.core.model import Kind, Waited
+from hostguard.core.text import whole
 
 ACCOUNT = ("cpu_usec", "memory_peak", "read_bytes", "write_bytes")  # of a record
 
@@ -16,7 +17,6 @@ FAILURES = ("killed", "timeout", "not_started", "refused", "died")  # outcomes, 
 WENT_WELL = ("done", "idle")
 
 ATTEMPTS_MAX = 10  # design.md: then the row is a dead letter
-ROW_DIGITS = 18  # a scope made by hand may have more than an id of SQLite
 BACKOFF_MS = (5_000, 300_000)  # design.md: 5 s * 2^n, up to 5 min
 
 
@@ -62,6 +62,7 @@ class Ending:
 
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
+CALLER_LEFT = Ending("dismissed", "its `hostguard run` ended before it began", back=True)
 RECORD_LOST = Ending("exited", "its exit record was removed: its result is unknown")
 
 
@@ -162,8 +163,10 @@ def turn_id(row: int, attempts: int) -> str:
 
 def row_of(turn: str) -> int | None:
     """The row of a turn id, None for a turn without one (`hostguard run` without the daemon)."""
-    head = turn.partition(".")[0]
-    return int(head) if head.isdecimal() and len(head) <= ROW_DIGITS else None
+    try:
+        return whole(turn.partition(".")[0])
+    except ValueError:
+        return None
 
 
 def backoff(attempts: int) -> int:

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 DAY = 86_400  # seconds
+DIGITS_MAX = 18  # of a number: below 2^63, which D-Bus and SQLite can hold
 
 _NARROWEST = 4  # columns; below this a cell says nothing
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 1000 * DAY}
@@ -116,6 +117,13 @@ def size(count: int | None) -> str | None:
 
 
 # -- as people write them: these raise ValueError with a message for people
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 or more, of at most DIGITS_MAX digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        raise ValueError(f"invalid number {text!r:.100}: use 0 or more, with at most {DIGITS_MAX} digits")
+    return int(text)
 
 
 def parse_duration(text: str) -> float:

@@ -56,6 +56,10 @@ class Policy:
         """True if the mind sleeps or falls asleep, so that it needs waking."""
         return self._settings.get(SLEEP, mind) is not None
 
+    def sleepy_minds(self) -> list[str]:
+        """Minds that sleep or fall asleep, known or not."""
+        return list(self._settings.all(SLEEP))
+
     def token(self, mind: str) -> str | None:
         """SHA-256 of a mind's token, hex: from the configuration, else the one made at run time."""
         return self.config.minds[mind].token or self._settings.get(TOKEN, mind)
@@ -75,15 +79,20 @@ class Policy:
         if override is not None and override["boot"] in (None, self.boot):
             return override["value"], "runtime" if override["boot"] else "kept"
         if mind is not None:
-            own = self.config.minds[mind].concurrent_turns
+            own = self.config.minds[mind].concurrent_turns if mind in self.config.minds else None
             return (own, "config") if own is not None else (self.limit(name)[0], "default")
         value: int | None = getattr(self.config, name)
         return value, "default" if value == getattr(_DEFAULTS, name) else "config"
 
+    def has_limit(self, name: str, mind: str | None) -> bool:
+        """True if the limit was set at run time."""
+        return self._settings.get(LIMIT, name + on_host_or(mind)) is not None
+
     def limits(self) -> list[dict[str, Any]]:
-        """Both limits of all minds, and those that one mind has of its own."""
+        """Both limits of all minds, and those that one mind has of its own, also if it was removed since."""
         rows: list[tuple[str, str | None, int | None, str]] = [(n, None, *self.limit(n)) for n in LIMITS]
-        for mind in self.config.minds:
+        kept = self._settings.all(LIMIT, f"mind_concurrent_turns{on_host_or('')}")
+        for mind in dict.fromkeys((*self.config.minds, *kept)):
             value, source = self.limit("mind_concurrent_turns", mind)
             if source != "default":
                 rows.append(("mind_concurrent_turns", mind, value, source))

@@ -73,7 +73,10 @@ def freeze(cgroup: Path, frozen: bool) -> None:
 
 
 def frozen(cgroup: Path) -> bool:
-    """True if all processes of the cgroup are frozen, by whatever froze it or a cgroup above."""
+    """True if all processes of the cgroup are frozen, by whatever froze it or a cgroup above.
+
+    systemd's FreezerState says less: before version 256 a unit in a frozen slice is "running".
+    """
     try:
         return b"frozen 1" in (cgroup / "cgroup.events").read_bytes()
     except OSError:  # it is gone

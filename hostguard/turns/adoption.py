@@ -156,6 +156,11 @@ class Adoption:
             visit.last = last = Seen(now, used, moved)
         return int((now - last.at) * 1000)
 
+    def frozen(self, unit: str) -> bool:
+        """True if the turn's processes are frozen, by whatever means."""
+        visit = self._visits.get(unit)
+        return visit is not None and cgroups.frozen(visit.scope)
+
     def stood_still(self, unit: str, seconds: float) -> None:
         """Do not count the seconds for which the turn's processes were frozen."""
         visit = self._visits.get(unit)

@@ -38,6 +38,7 @@ class IdleWatch:
     _policy: Configured
     _freezer: Freezer
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _checked: float = field(default=0.0, init=False)  # time.monotonic() of the last check
 
     def watch(self, finish: Callable[[Turn, Ending], None]) -> None:
         """Call `finish` for each turn that becomes quiet."""
@@ -56,7 +57,12 @@ class IdleWatch:
 
     def _check(self, finish: Callable[[Turn, Ending], None]) -> None:
         self._timer = None
+        last, self._checked = self._checked, time.monotonic()
         for turn in self._live:
+            unit = turn.live.unit
+            if turn.resident is not None and unit not in self._freezer.frozen and self._adoption.frozen(unit):
+                # By `systemctl freeze`: nobody reports when that began, nor its end.
+                self.thawed(TurnThawed(unit, min(CHECK_S, self._checked - last)))
             mind = self._policy.config.minds.get(turn.live.mind)
             if turn.resident is not None and turn.resident.posted and mind is not None:
                 ending = self._quiet_end(turn, turn.resident, mind)
@@ -65,7 +71,7 @@ class IdleWatch:
         self.watch(finish)
 
     def thawed(self, thawed: TurnThawed) -> None:
-        """The turn was frozen for some time, which does not count as idleness."""
+        """The turn stood still for some time, which does not count as idleness."""
         turn = self._live.turns.get(thawed.unit)
         if turn is not None and turn.resident is not None:
             now = time.monotonic()

@@ -123,9 +123,12 @@ class Scopes:
         stub.dismiss()  # its end follows: a turn that never ran
         return False
 
-    async def start_around(self, turn: Turn, limits: Limits, pid: int) -> bool:
-        """Bring the turn's scope up around a process that waits. False if it is not to go on."""
-        if not await self._bring_up(turn, limits, pid, False):
+    async def start_around(self, turn: Turn, limits: Limits, pid: int, alive: Callable[[], bool]) -> bool:
+        """Bring the turn's scope up around a process that waits. False if it is not to go on.
+
+        `alive`: whether the process still lives. If not, its turn never began, and nothing failed.
+        """
+        if not await self._bring_up(turn, limits, pid, False, alive):
             return False
         self._follow(turn)
         return not turn.asked
@@ -134,7 +137,9 @@ class Scopes:
         """Watch a scope whose end no stub of ours shows."""
         self._watch.add(turn.live.unit, self.cgroup(turn.live.unit, turn.live.mind))
 
-    async def _bring_up(self, turn: Turn, limits: Limits, pid: int, delegate: bool) -> bool:
+    async def _bring_up(
+        self, turn: Turn, limits: Limits, pid: int, delegate: bool, alive: Callable[[], bool] = lambda: True
+    ) -> bool:
         unit, turn.pid = turn.live.unit, pid
         properties = units.scope_properties(
             turn.live.mind, turn.description, limits, self.device, [pid], delegate
@@ -143,7 +148,8 @@ class Scopes:
         try:
             await self._reaper.start_scope(unit, properties)
         except SystemdError as error:
-            self.give_up(turn, outcome.Ending("not_started", f"systemd: {error}", failed=True))
+            refused = outcome.Ending("not_started", f"systemd: {error}", failed=True)
+            self.give_up(turn, refused if alive() else outcome.CALLER_LEFT)
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.

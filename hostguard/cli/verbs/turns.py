@@ -12,6 +12,7 @@ from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import turn_table
 from hostguard.cli.verbs.queue import result_pairs
 from hostguard.core.text import clock, fields, safe
+from hostguard.telemetry.headlines import turn_state
 
 
 @click.command()
@@ -43,7 +44,7 @@ def turn_text(turn: Any) -> str:
             ("Turn", turn["id"]),
             ("Mind", turn.get("mind")),
             ("Session", turn.get("session")),
-            ("State", turn["state"]),
+            ("State", turn_state(turn)),
             ("Delivery", turn.get("delivery")),
             ("Unit", turn.get("unit")),
             ("Description", turn.get("description") or None),

@@ -42,7 +42,7 @@ class RunDriver(TurnDriver):
             reason = "it was paused, or its caller is gone"
             self._scopes.give_up(turn, outcome.Ending("dismissed", reason, back=True))
             return False
-        if not await self._scopes.start_around(turn, mind.limits, caller.pid):
+        if not await self._scopes.start_around(turn, mind.limits, caller.pid, caller.alive):
             why = "it was stopped" if turn.asked else "systemd did not start its scope"
             caller.tell({"event": "failed", "detail": why})
             return False

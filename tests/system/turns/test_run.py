@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bus_relay import Bus
 from guard import UNIT, Guard, drop_in, systemctl, wait_for
 from searches import sized
 
@@ -84,6 +85,23 @@ def test_it_waits_in_one_line_with_messages(host: Guard, start: Runs, holder: su
     assert [(row["id"], row["kind"]) for row in sorted(rows, key=lambda row: row["started_at"])] == [
         (1, "run"), (2, "message"), (3, "run"), (4, "message"),
     ]  # fmt: skip
+
+
+def test_a_client_killed_at_its_start_is_no_dead_letter(guard: Guard, bus: Bus) -> None:
+    """systemd is asked for its scope when the process is gone already: a turn that never began, and no failure."""
+    guard.start(CONFIG)
+    bus.hold_asks()
+    with subprocess.Popen(["hostguard", "run", "--mind", "a", "--", "true"]) as client:
+        wait_for(lambda: [turn["state"] for turn in guard.json("turns")["turns"]] == ["starting"], 30)
+        client.kill()
+    bus.go()
+    wait_for(lambda: guard.json("queue", "1")["ended_at"], 30)
+    row = guard.json("queue", "1")
+    assert (row["state"], row["attempts"]) == ("cancelled", 0)
+    assert row["result"]["reason"] == "its `hostguard run` ended before it began"
+    assert guard.cli("dead", "list").stdout == "no dead letters\n"
+    assert not [line for line in guard.journal("HOSTGUARD_DELIVERY=1") if "retry" in line["MESSAGE"]]
+    wait_for(lambda: not guard.scopes())
 
 
 @pytest.mark.usefixtures("holder")

@@ -95,7 +95,11 @@ def test_backoff_doubles_up_to_five_minutes():
 
 def test_each_attempt_has_its_own_turn_id():
     assert (turn_id(17, 0), turn_id(17, 2)) == ("17", "17.2")
-    assert [row_of(name) for name in ("17", "17.2", "x00ff00ff", "", "²")] == [17, 17, None, None, None]
+    assert [row_of(name) for name in ("17", "17.2", "x00ff00ff", "", "²", "9" * 19, "9" * 5000)] == [
+        17,
+        17,
+        *[None] * 5,
+    ]
 
 
 def test_result_says_none_where_the_kernel_gave_nothing():

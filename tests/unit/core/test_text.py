@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard.core import text as shown
+from hostguard.core.text import whole
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,15 @@ def test_the_widest_cells_are_cut_and_nothing_is_cut_for_a_pipe() -> None:
 
 def test_fields_leave_out_what_is_not_known() -> None:
     assert shown.fields([("A", 0), ("B", None), ("C", "x\ny")]) == "A: 0\nC: x\\ny"
+
+
+@pytest.mark.parametrize("text", ["0", "17", "9" * 18])
+def test_a_whole_number(text: str) -> None:
+    assert whole(text) == int(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "9" * 19, "9" * 5000, "²", "٣", " 1", "+1", "1_0"])
+def test_what_is_no_whole_number_of_ours(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid number") as refusal:
+        whole(text)
+    assert len(str(refusal.value)) < 200

@@ -38,7 +38,7 @@ class Processes:
     def __init__(self, host):
         self._host = host
         self.adopted, self.left, self.looked, self.thawed, self.stays = [], [], [], [], []
-        self.idle, self.empty = 0, False
+        self.idle, self.empty, self.still = 0, False, False
 
     async def begin(self, unit, mind, session, pid):
         self.adopted.append((unit, session, pid))
@@ -59,6 +59,9 @@ class Processes:
 
     def deserted(self, unit):
         return self.empty
+
+    def frozen(self, unit):
+        return self.still
 
     def stood_still(self, unit, seconds):
         self.thawed.append((unit, seconds))
@@ -527,6 +530,26 @@ def test_time_that_a_turn_was_frozen_is_not_idleness(driven):
         parts.idle_watch.thawed(TurnThawed(turn.live.unit, 400))
         assert time.monotonic() - turn.resident.heard < 10
         assert parts.processes.thawed == [(turn.live.unit, 40), (turn.live.unit, 400)]
+
+    driven(work)
+
+
+def test_a_turn_that_somebody_froze_does_not_become_idle(driven):
+    """Nobody reports a `systemctl freeze`: each check of a frozen turn takes the time since the last one off."""
+
+    async def work(parts):
+        turn, over = await parts.started(), []
+        turn.resident.heard = turn.resident.fed = before = time.monotonic() - 100
+        parts.processes.still = True
+        parts.idle_watch._checked = time.monotonic() - 2
+        parts.idle_watch._check(lambda *ended: over.append(ended))
+        assert 2 <= turn.resident.fed - before < 3
+        parts.frozen = {turn.live.unit: 1}  # by the guard, which reports how long it was
+        parts.idle_watch._check(lambda *ended: over.append(ended))
+        parts.processes.still, parts.frozen = False, {}
+        parts.idle_watch._check(lambda *ended: over.append(ended))
+        assert len(parts.processes.thawed) == 1
+        assert over == []
 
     driven(work)
 

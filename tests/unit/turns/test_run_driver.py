@@ -90,3 +90,18 @@ def test_a_caller_is_told_why_it_does_not_run(monkeypatch, revoked, asked, why):
         assert caller.told == [{"event": "failed", "detail": why}]
 
     run_of(monkeypatch, work)
+
+
+def test_a_caller_that_ends_while_its_scope_is_started_is_no_failure(monkeypatch):
+    """Nobody is left to try again: a dead letter of it could not even be retried."""
+
+    async def work(keeper, turn, caller, delivery):
+        alive = iter([True, False])
+        caller.alive = lambda: next(alive)
+        keeper.host.errors["start_scope"] = [SystemdError("x", "no such process")]
+        assert not await keeper.run_driver.start(turn, MIND, delivery, b"")
+        [(_, ending)] = keeper.over
+        assert (ending.outcome, ending.back, ending.failed) == ("dismissed", True, False)
+        assert ending.reason == "its `hostguard run` ended before it began"
+
+    run_of(monkeypatch, work)

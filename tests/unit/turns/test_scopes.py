@@ -240,7 +240,7 @@ def test_no_sweep_without_a_connection(monkeypatch):
 @kept
 async def test_a_callers_process_is_followed_without_a_stub(keeper):
     turn, caller = keeper.turn(), await keeper.host.take()
-    assert await keeper.scopes.start_around(turn, Limits(), caller.pid)
+    assert await keeper.scopes.start_around(turn, Limits(), caller.pid, lambda: True)
     assert (turn.phase, turn.pid) == (Phase.RUNNING, caller.pid)
     assert keeper.scopes.owns(caller.pid)
     assert not keeper.scopes.owns(caller.pid + 1)
@@ -253,7 +253,7 @@ async def test_a_callers_process_is_followed_without_a_stub(keeper):
 async def test_a_caller_that_was_stopped_is_not_to_go_on(keeper):
     turn, caller = keeper.turn(), await keeper.host.take()
     turn.asked = True
-    assert not await keeper.scopes.start_around(turn, Limits(), caller.pid)
+    assert not await keeper.scopes.start_around(turn, Limits(), caller.pid, lambda: True)
     assert turn in keeper.live, "its scope is up"
 
 
