@@ -194,8 +194,9 @@ class Operator:
     async def _set_pause(self, request: Request, on: bool) -> Response:
         body = await self._body(request, optional=True)
         message.known_fields(body, message.PAUSE_FIELDS)
-        await self._control.pause(message.one_or_all(body), on)
-        return JSONResponse({"host": self._policy.paused(), "paused": self._policy.paused_minds()})
+        changed = await self._control.pause(message.one_or_all(body), on)
+        paused = self._policy.paused_minds()
+        return JSONResponse({"host": self._policy.paused(), "paused": paused, "changed": changed})
 
     @on("GET", "/v1/limits")
     async def _limits(self, request: Request) -> Response:
@@ -206,7 +207,7 @@ class Operator:
         body = await self._body(request)
         message.known_fields(body, message.LIMIT_FIELDS)
         name, mind = message.text(body, "name", message.KEY_MAX) or "", message.one_or_all(body)
-        runtime = body.get("runtime") is True
+        runtime = message.flag(body, "runtime")
         await self._control.set_limit(name, mind, body.get("value"), runtime)
         return await self._limits(request)
 

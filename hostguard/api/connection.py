@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import h11
 
-from hostguard.api.http import problem
+from hostguard.api.http import Seldom, problem
 from hostguard.core.errors import Problem, bad_request
 from hostguard.core.tasks import Tasks
 
@@ -44,9 +44,10 @@ class Connection(asyncio.Protocol):
         client_of: Callable[[asyncio.BaseTransport], Address | None],
         open_: set[Connection],
         tasks: Tasks,
+        malformed: Seldom,
     ) -> None:
         self._app, self._limits, self._client_of = app, limits, client_of
-        self._open, self._tasks = open_, tasks
+        self._open, self._tasks, self._malformed = open_, tasks, malformed
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
         self._unread = 0  # bytes that h11 may still hold
         self._news = asyncio.Event()  # data came, or the client left
@@ -124,12 +125,20 @@ class Connection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
             fault = Problem(status, bad_request("").code, f"this is not HTTP/1.1: {error}")
+            self._not_http()
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 await problem(fault)({"type": "http", "method": "GET"}, self._receive, self._send)
             self._transport.close()
         except BaseException:
             self._transport.abort()
             raise
+
+    def _not_http(self) -> None:
+        # Without h11's text: it quotes what was sent, perhaps a part of a message.
+        assert self._client is not None
+        host, number = self._client
+        who = f"a process (pid {number}, {host})" if host.startswith("uid=") else f"{host} port {number}"
+        self._malformed.warn(f"{who} sent what is not HTTP/1.1")
 
     async def _head(self, wait: float | None) -> h11.Request | None:
         async with asyncio.timeout(wait):
@@ -169,11 +178,11 @@ class Connection(asyncio.Protocol):
             await self._app(scope, self._receive, self._send)
         except Exception:
             if not self._left:
-                log.exception("cannot answer %s %s", scope["method"], path.decode("ascii"))
+                log.exception("cannot answer %.20s %.200s", scope["method"], path.decode("ascii"))
 
     async def _event(self) -> Any:
         """The next event of h11; ConnectionClosed if the client left. Raises RemoteProtocolError."""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
+        while (event := self._next_event()) is h11.NEED_DATA:
             self._unread = 0
             self._transport.resume_reading()
             if self._left:
@@ -181,6 +190,12 @@ class Connection(asyncio.Protocol):
             self._news.clear()
             await self._news.wait()
         return event
+
+    def _next_event(self) -> Any:
+        try:
+            return self._http.next_event()
+        except ValueError:  # from int(), which takes no Content-Length of more than 4300 digits
+            raise h11.RemoteProtocolError("a number has too many digits") from None
 
     async def _receive(self) -> dict[str, Any]:
         """ASGI's receive: the body in parts, then http.disconnect once the client left."""
@@ -190,6 +205,7 @@ class Connection(asyncio.Protocol):
             try:
                 event = await self._event()
             except h11.RemoteProtocolError as error:
+                self._not_http()
                 raise bad_request(f"the body is not HTTP/1.1: {error}") from error
             if isinstance(event, h11.ConnectionClosed):
                 raise bad_request("the client left before the end of the body")

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.api.http import body_max, json_object, number, on, seconds
+from hostguard.api.http import body_max, json_object, number, on, row_id, seconds
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.core.clock import now_ms
@@ -21,7 +21,7 @@ from hostguard.delivery import message
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.control import DeliveryControl
-from hostguard.gate.policy import Policy
+from hostguard.gate.policy import Policy, known_mind
 from hostguard.gate.waits import Waits
 from hostguard.store import deliveries, requests
 from hostguard.store.waiters import Waiters
@@ -61,17 +61,26 @@ class Deliveries:
         states = STATES if wanted == "all" or failed else tuple(s for s in wanted.split(",") if s)
         for state in states:
             if state not in STATES:
-                raise bad_request(f"there is no state {state}; states: all, failed, {', '.join(STATES)}")
+                raise bad_request(f"there is no state {state:.100}; states: all, failed, {', '.join(STATES)}")
         limit, after = min(number(query.get("limit"), 100), LIST_MAX), number(query.get("after"), 0)
-        mind = query.get("mind")
+        mind = message.one_or_all(query)
         select = partial(deliveries.select, states=states, mind=mind, after=after, limit=limit, failed=failed)
         rows = await requests.read(self._queue, select)
+        if not rows:
+            await self._refuse_unknown(mind)
         shown = [self._views.delivery(row) for row in rows]
         return JSONResponse({"deliveries": shown, "total_queued": len(self._backlog) + self._backlog.later})
 
-    @on("GET", "/v1/deliveries/{id:int}")
+    async def _refuse_unknown(self, mind: str | None) -> None:
+        """Raise Problem if no mind has this name, nor one that was removed."""
+        if mind is None or mind in self._policy.config.minds:
+            return
+        if not await requests.read(self._queue, partial(deliveries.has_rows, mind=mind)):
+            known_mind(mind, self._policy.config)
+
+    @on("GET", "/v1/deliveries/{id}")
     async def _one(self, request: Request) -> Response:
-        id_ = request.path_params["id"]
+        id_ = row_id(request)
         row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
         if wait is not None and not row.state.final:
@@ -88,21 +97,21 @@ class Deliveries:
             raise unknown("delivery", id_, "it was dropped from the history")
         return JSONResponse(self._views.delivery(*found))
 
-    @on("GET", "/v1/deliveries/{id:int}/why")
+    @on("GET", "/v1/deliveries/{id}/why")
     async def _why(self, request: Request) -> Response:
-        return JSONResponse(self._views.why(await self._control.find(request.path_params["id"])))
+        return JSONResponse(self._views.why(await self._control.find(row_id(request))))
 
-    @on("POST", "/v1/deliveries/{id:int}/cancel")
+    @on("POST", "/v1/deliveries/{id}/cancel")
     async def _cancel(self, request: Request) -> Response:
-        return JSONResponse(self._views.delivery(await self._control.cancel(request.path_params["id"])))
+        return JSONResponse(self._views.delivery(await self._control.cancel(row_id(request))))
 
-    @on("POST", "/v1/deliveries/{id:int}/retry")
+    @on("POST", "/v1/deliveries/{id}/retry")
     async def _retry(self, request: Request) -> Response:
-        return JSONResponse(self._views.delivery(await self._control.retry(request.path_params["id"])))
+        return JSONResponse(self._views.delivery(await self._control.retry(row_id(request))))
 
-    @on("POST", "/v1/deliveries/{id:int}/drop")
+    @on("POST", "/v1/deliveries/{id}/drop")
     async def _drop(self, request: Request) -> Response:
-        return JSONResponse(self._views.delivery(await self._control.drop(request.path_params["id"])))
+        return JSONResponse(self._views.delivery(await self._control.drop(row_id(request))))
 
 
 def _never_ends(row: Delivery, units: Collection[str]) -> Problem:

@@ -6,7 +6,8 @@ A fault that a caller is to know of is a Problem, and is answered as RFC 9457 ha
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -15,9 +16,31 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.core.errors import Problem, bad_request, too_large
+from hostguard.core.errors import Problem, bad_request, too_large, unknown
+from hostguard.core.payload import parsed
+from hostguard.core.text import whole
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+SELDOM_S = 60.0  # what anybody can cause must not fill the journal
+
+
+class Seldom:
+    """Logs one sort of mishap at most once in SELDOM_S, and then how many there were meanwhile."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._last = -SELDOM_S
+        self._more = 0
+
+    def warn(self, text: str) -> None:
+        """It happened again."""
+        if time.monotonic() - self._last < SELDOM_S:
+            self._more += 1
+            return
+        more, self._more, self._last = self._more, 0, time.monotonic()
+        self._logger.warning("%s%s", text, f" ({more} more like it since the last such line)" if more else "")
 
 
 def on(method: str, path: str) -> Callable[[Handler], Handler]:
@@ -83,9 +106,9 @@ async def json_object(request: Request, most: int, *, optional: bool = False) ->
     if optional and not raw:
         return {}
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}") from error
+        body = parsed(raw)
+    except ValueError as error:
+        raise bad_request(f"the body is {error}") from error
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
@@ -101,9 +124,19 @@ def number(value: str | None, default: int) -> int:
     """A whole number of a query; None or "": `default`. Raises Problem."""
     if value is None or value == "":
         return default
-    if not value.isdecimal() or len(value) > 18:
-        raise bad_request(f"{value!r} is not a number")
-    return int(value)
+    try:
+        return whole(value)
+    except ValueError:
+        raise bad_request(f"{value!r:.100} is not a number") from None
+
+
+def row_id(request: Request) -> int:
+    """The delivery that a request's path names. Raises Problem."""
+    text = request.path_params["id"]
+    try:
+        return whole(text)
+    except ValueError:
+        raise unknown("delivery", text, "hostguard queue lists those that wait") from None
 
 
 def seconds(value: str) -> float:
@@ -111,7 +144,7 @@ def seconds(value: str) -> float:
     with suppress(ValueError):
         if (found := float(value)) >= 0:
             return found
-    raise bad_request(f"{value!r} is not a number of seconds")
+    raise bad_request(f"{value!r:.100} is not a number of seconds")
 
 
 def body_max(payload_max: int) -> int:

@@ -65,7 +65,7 @@ class Minds:
     @on("POST", "/v1/minds/{name}/wake")
     async def _wake(self, request: Request) -> Response:
         # Answered once its unit, if it has one, is up.
-        name = self._mind(request)
+        name = request.path_params["name"]
         await _body(request, set())
         await self._sleeper.wake(name, "by request")
         return JSONResponse(self._views.mind(name))

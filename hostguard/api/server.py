@@ -22,6 +22,7 @@ from typing import Any
 from starlette.requests import Request
 
 from hostguard.api.connection import Address, Connection, Limits
+from hostguard.api.http import Seldom
 from hostguard.core.errors import not_allowed
 from hostguard.core.tasks import Tasks
 from hostguard.systemd.notify import Notifier
@@ -47,6 +48,7 @@ class Server:
         self._app, self._limits = app, limits
         self._connections: set[Connection] = set()
         self._tasks = Tasks()
+        self._malformed = Seldom(log)
         self._listening: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
@@ -56,7 +58,7 @@ class Server:
 
     def connection(self) -> Connection:
         """What serves one client."""
-        return Connection(self._app, self._limits, client_of, self._connections, self._tasks)
+        return Connection(self._app, self._limits, client_of, self._connections, self._tasks, self._malformed)
 
     def end(self) -> None:
         """Take no more requests. Those that are being answered go on."""

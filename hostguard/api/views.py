@@ -116,11 +116,12 @@ class Views:
     def _sentence(self, hold: Hold) -> str:
         text = sentence(hold, self._monitor.state.level, self._monitor.state.evidence)
         turn = self._live.turns.get(hold.blocker)
-        if turn is None or not self._scopes.frozen(turn):
+        unit = self._scopes.frozen_by(turn) if turn is not None else None
+        if unit is None:
             return text
-        if turn.live.unit in self._monitor.frozen:
+        if unit in self._monitor.frozen:
             return f"{text}, which the guard keeps frozen for a moment"
-        return f"{text}, which is frozen (systemctl thaw {turn.live.unit})"
+        return f"{text}, which is frozen (systemctl thaw {unit})"
 
     def turns(self) -> list[Json]:
         """Every live turn, oldest first; only the first USAGES with what they have used."""
@@ -154,7 +155,10 @@ class Views:
         """One mind."""
         mind = self._policy.config.minds.get(name)
         view, down, failing = self._gate.view(name), self._availability.down(name), self._health.failing(name)
-        frozen = [live.unit for live in view.live if self._scopes.frozen(self._live.turns[live.unit])]
+        turns = [self._live.turns[live.unit] for live in view.live]
+        frozen = list(
+            dict.fromkeys(unit for turn in turns if (unit := self._scopes.frozen_by(turn)) is not None)
+        )
         if mind is not None and self._scopes.frozen_service(mind):
             frozen.append(mind.unit or "")
         hold = self._first_hold(self._backlog.first(name))

@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hostguard.api.app import make_app
-from hostguard.api.http import bearer, body_max, has_left, json_object, on
+from hostguard.api.http import Seldom, bearer, body_max, has_left, json_object, on
 from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unavailable, unknown
@@ -38,7 +37,6 @@ log = logging.getLogger(__name__)
 EVENT_MAX = 1 << 20  # bytes; events are not stored, so only their type and session matter
 BODY_S = 5.0  # how long a body may take on loopback
 FD_NAME = "minds"  # of the socket, while the service manager keeps it
-LOG_PAUSE_S = 60.0  # seconds: refusals must not fill the journal
 # Fields of a message: others, which a newer Volute may send, are left out.
 FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
 
@@ -67,7 +65,7 @@ class Endpoint(Listener):
         super().__init__(make_app(self), what, "events.listen", loss, FD_NAME, notifier)
         self._policy, self._residents, self._done_tracker = policy, residents, done_tracker
         self._acceptor = acceptor
-        self._logged = -LOG_PAUSE_S  # when the last refusal was logged
+        self._refusals = Seldom(log)
 
     @on("POST", "/api/minds/{name}/events")
     async def _events(self, request: Request) -> JSONResponse:
@@ -133,9 +131,7 @@ class Endpoint(Listener):
 
     def _refused(self, name: str, error: Problem) -> Problem:
         """The problem; a mind with a wrong token is not heard, so the journal has it too."""
-        if time.monotonic() - self._logged >= LOG_PAUSE_S:
-            self._logged = time.monotonic()
-            log.warning("the minds' endpoint refused a request for %.64r: %s", name, error.detail)
+        self._refusals.warn(f"the minds' endpoint refused a request for {name!r:.66}: {error.detail}")
         return error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -71,6 +72,28 @@ TOGETHER = {
 }  # fmt: skip
 
 
+class Utf8(click.types.StringParamType):
+    """A string that the guard can store. What may be in another encoding is a click.Path, or UNPROCESSED."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value. Raises click.BadParameter."""
+        text = super().convert(value, param, ctx)
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            self.fail(f"{text!r:.100} is not UTF-8", param, ctx)
+        return text
+
+
+def _in_utf8(command: click.Command) -> click.Command:
+    """The command, whose strings are Utf8, and those of the commands below it."""
+    for param in command.params:
+        if param.type is click.STRING:
+            param.type = Utf8()
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _in_utf8(inner)
+    return command
+
+
 class LazyGroup(click.Group):
     """Imports the verb VERB from hostguard.cli.verbs.VERB, attribute `command`, or as TOGETHER says."""
 
@@ -85,7 +108,7 @@ class LazyGroup(click.Group):
         module = TOGETHER.get(cmd_name, cmd_name)
         attribute = cmd_name if module in TOGETHER.values() else "command"
         command: click.Command = getattr(import_module(f"hostguard.cli.verbs.{module}"), attribute)
-        return command
+        return _in_utf8(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section per group of verbs."""

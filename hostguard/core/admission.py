@@ -10,21 +10,21 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     """Start, fold or hold `row`. `now` is ms since the epoch.
 
     A message that is due for a live turn that takes input folds into it, whatever is paused or full: it
-    starts no process. Of several reasons to hold, the one that waiting helps least comes first.
+    starts no process. Of several reasons to hold a due row, the one that waiting helps least comes first.
     """
     same_session = [turn for turn in mind.live if turn.session == row.session]
     if row.kind.delivers and row.not_before <= now and mind.down is None:
         for turn in same_session:
             if turn.takes_input:
                 return Fold(turn)
+    if row.not_before > now:
+        return Hold(Reason.NOT_DUE, "it is not due yet")
     if host.paused:
         return Hold(Reason.PAUSED, "the guard is paused")
     if mind.paused:
         return Hold(Reason.MIND_PAUSED, f"{mind.name} is paused")
     if mind.asleep:
         return Hold(Reason.ASLEEP, f"{mind.name} sleeps")
-    if row.not_before > now:
-        return Hold(Reason.NOT_DUE, "it is not due yet")
     if not host.systemd:
         return Hold(Reason.NO_SYSTEMD, "systemd does not answer")
     if not host.writes:

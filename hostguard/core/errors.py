@@ -45,7 +45,7 @@ unavailable = partial(Problem, 503, "unavailable", retry_after=10)  # not possib
 
 def unknown(kind: str, name: object, hint: str) -> Problem:
     """There is no such mind, channel, delivery or turn. `hint`: what the caller can do."""
-    return Problem(404, f"unknown_{kind}", f"there is no {kind} {name}: {hint}")
+    return Problem(404, f"unknown_{kind}", f"there is no {kind} {name!s:.100}: {hint}")
 
 
 def internal(error: Exception) -> Problem:

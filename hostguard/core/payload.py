@@ -17,6 +17,35 @@ RESIDENT_FIELDS = (
 )  # fmt: skip
 
 
+DEPTH_MAX = 100  # of JSON from outside: Python's own stack ends at some 900, and differs by version
+
+
+def parsed(raw: bytes | bytearray | str) -> Any:
+    """JSON that somebody else wrote. Raises ValueError; its text says what the JSON is."""
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels") from None
+    except UnicodeDecodeError:
+        raise ValueError("not JSON: it is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except ValueError:
+        raise ValueError("not usable: a number has too many digits") from None
+    brackets = raw.count("[") + raw.count("{") if isinstance(raw, str) else raw.count(b"[") + raw.count(b"{")
+    if brackets > DEPTH_MAX and _depth(value) > DEPTH_MAX:
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
+    return value
+
+
+def _depth(value: Any) -> int:
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
+    while level:
+        inner = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level, depth = [item for item in inner if isinstance(item, dict | list)], depth + 1
+    return depth
+
+
 def compact(payload: Mapping[str, Any]) -> bytes:
     """A payload as it is stored. Raises UnicodeEncodeError, ValueError if JSON or UTF-8 cannot hold it."""
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

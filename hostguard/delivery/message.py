@@ -77,7 +77,7 @@ def message(body: Any, config: Config, now: int) -> Message:
         "content": body["content"],
         "channel": text(body, "channel", SENDER_MAX) or channel,
         "sender": sender,
-        "interrupt": _flag(body, "interrupt"),
+        "interrupt": flag(body, "interrupt"),
         **_mind_fields(body),
     }
     if session is not None:
@@ -97,14 +97,15 @@ def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         "typing": _names(body, "typing"),
     }
     if "isDM" in body:
-        given["isDM"] = _flag(body, "isDM")
+        given["isDM"] = flag(body, "isDM")
     count = body.get("participantCount")
     if count is not None and not (type(count) is int and 0 <= count <= 1_000_000):
         raise bad_request("participantCount must be a number, 0 or more")
     return {name: value for name, value in {**given, "participantCount": count}.items() if value is not None}
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """True or false; false if it is missing. Raises Problem."""
     value = body.get(name, False)
     if not isinstance(value, bool):
         raise bad_request(f"{name} must be true or false")
@@ -179,9 +180,12 @@ def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str
 
 def one_or_all(body: Mapping[str, Any]) -> str | None:
     """The mind of a request; None: it is about all minds. Raises Problem."""
-    if body.get("mind") == "":
+    name = body.get("mind")
+    if name is not None and not isinstance(name, str):
+        raise bad_request("mind must be a string")
+    if name == "":
         raise bad_request("mind is empty: name one, or omit it for all minds")
-    return text(body, "mind", KEY_MAX)
+    return name
 
 
 def known_fields(body: Any, fields: set[str]) -> None:

@@ -17,6 +17,7 @@ from hostguard.core.names import (
     matches,
     says,
 )
+from hostguard.core.payload import parsed
 from hostguard.delivery.wake_rules import text_of
 
 ROUTES_MAX = 256 << 10  # bytes of a routes.json
@@ -94,11 +95,9 @@ class Routed:
 def parse_routes(text: str) -> Routes:
     """Parse a routes.json of at most ROUTES_MAX bytes. Raises ValueError, which names the wrong key."""
     try:
-        data = json.loads(text)
-    except RecursionError:
-        raise ValueError("its nesting is too deep") from None
+        data = parsed(text)
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise ValueError(f"it is {error}") from None
     if not isinstance(data, dict):
         raise ValueError('it must be an object, such as {"rules": [...]}')
     rules, sessions = data.get("rules", []), data.get("sessions", {})

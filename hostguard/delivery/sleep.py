@@ -178,7 +178,8 @@ class Sleeper:
 
     async def wake(self, mind: str, by: str) -> None:
         """Wake the mind for good, with a message; `by` names the cause. Raises Problem."""
-        known_mind(mind, self._policy.config)
+        if not self._policy.sleepy(mind):
+            known_mind(mind, self._policy.config)  # one that was removed asleep can still be woken
         # A client that leaves must not leave a mind half awake.
         await asyncio.shield(self._tasks.start(self._wake(mind, by, by_message=False)))
 

@@ -44,11 +44,16 @@ class Control:
     _dispatcher: Dispatching
     _events: Events
 
-    async def pause(self, mind: str | None, on: bool) -> None:
-        """Hold all new turns, of a mind or of all, until resumed; survives restarts. Live turns continue."""
+    async def pause(self, mind: str | None, on: bool) -> bool:
+        """Hold all new turns, of a mind or of all, until resumed; survives restarts. Live turns continue.
+
+        False if it was so before.
+        """
         before = self._policy.paused(mind)
         if on or not before:
             self._check(mind)  # one that was removed while paused can still be resumed
+        if not (on or before):
+            return False
         paused, resumed = PAUSE.to(on_host_or(mind), True), PAUSE.to(on_host_or(mind), None)
         if on:
             # Immediately, even if the card stalls: nothing may start while the setting is being stored.
@@ -60,7 +65,8 @@ class Control:
         def stored() -> None:
             who = mind or "the guard"
             event, text = (Event.PAUSED, f"{who} is paused") if on else (Event.RESUMED, f"{who} is resumed")
-            self._events.emit(event, text, mind=mind)
+            if on != before:
+                self._events.emit(event, text, mind=mind)
             self.redrive()
 
         try:
@@ -69,6 +75,7 @@ class Control:
             self._settings.use(paused if before else resumed)
             self.redrive()
             raise
+        return on != before
 
     async def set_limit(self, name: str, mind: str | None, value: Any, runtime: bool) -> None:
         """Set a cap: 0 to CAP_MAX, "unlimited" or "default"; `runtime`: until the next boot."""
@@ -76,7 +83,8 @@ class Control:
             raise bad_request(f"there is no limit {name}; limits: {', '.join(LIMITS)}")
         if mind is not None and name != "mind_concurrent_turns":
             raise bad_request(f"{name} applies to the whole host: omit the mind")
-        self._check(mind)
+        if value != "default" or not self._policy.has_limit(name, mind):
+            self._check(mind)  # that of a mind that was removed can still be removed
         boot, limit = self._policy.boot if runtime else None, None
         if value == "unlimited":
             limit = Limit(value=None, boot=boot)

@@ -83,6 +83,17 @@ def frozen(cgroup: Path) -> bool:
         return False
 
 
+def frozen_by(cgroup: Path) -> str | None:
+    """The name of the cgroup whose freezer holds this one's processes: itself, or one above; None: none."""
+    if not frozen(cgroup):
+        return None
+    with suppress(OSError):
+        for folder in (cgroup, *cgroup.parents):
+            if (folder / "cgroup.freeze").read_bytes() == b"1\n":
+                return folder.name
+    return cgroup.name  # it was thawed meanwhile
+
+
 def frozen_service(unit: str, own_slice: str, control_group: str) -> bool:
     """True if a service is frozen, in a slice where systemd puts services by itself, or in `own_slice`."""
     instances = f"system.slice/system-{escape(unit.partition('@')[0])}.slice"

@@ -83,6 +83,10 @@ class Scopes:
         """True if the turn's processes are frozen, by whomever."""
         return cgroups.frozen(self.cgroup(turn.live.unit, turn.live.mind))
 
+    def frozen_by(self, turn: Turn) -> str | None:
+        """The unit to thaw if the turn's processes are frozen, its scope or a slice; None: they are not."""
+        return cgroups.frozen_by(self.cgroup(turn.live.unit, turn.live.mind))
+
     def frozen_service(self, mind: Mind) -> bool:
         """True if the mind has a service, and that is frozen."""
         own_slice = f"{units.SLICE}/{units.mind_slice(mind.name)}"

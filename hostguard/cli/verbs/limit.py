@@ -9,7 +9,7 @@ import click
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, json_option, show
 from hostguard.cli.render import terminal_width
-from hostguard.core.text import table
+from hostguard.core.text import table, whole
 
 NAMES = ("global_concurrent_turns", "mind_concurrent_turns")
 
@@ -66,9 +66,11 @@ def parse_setting(text: str) -> tuple[str, int | str]:
         raise click.BadParameter(f"invalid setting {text!r}: use NAME=VALUE, where NAME is {names}")
     if value in ("unlimited", "default"):
         return name, value
-    if not (value.isascii() and value.isdigit()):
-        raise click.BadParameter(f"invalid value {value!r}: use a whole number, unlimited or default")
-    return name, int(value)
+    try:
+        return name, whole(value)
+    except ValueError:
+        wanted = "use a whole number, unlimited or default"
+        raise click.BadParameter(f"invalid value {value!r:.100}: {wanted}") from None
 
 
 def _print(answer: Any, as_json: bool) -> None:

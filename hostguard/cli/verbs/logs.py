@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -69,6 +71,7 @@ def matches(what: str) -> list[str]:
 
 
 def _of_mind(name: str) -> list[str]:
+    _refuse_unknown(name)
     # The slice also matches turns that start later; a unit pattern does not.
     field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"
     users = [f"_UID={uid}" for uid in sorted(_users(name))]
@@ -77,6 +80,29 @@ def _of_mind(name: str) -> list[str]:
     gone = [f"SYSLOG_IDENTIFIER={name}", "_TRANSPORT=stdout", *users]
     own = users if paths.USER else []
     return [f"{field}={mind_slice(name)}", *own, "+", *gone]
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise CliError if no mind has the name, nor had it as far as the history goes."""
+    try:
+        if name not in [mind["name"] for mind in client.call("GET", "/v1/minds")["minds"]]:
+            client.call("GET", "/v1/deliveries", params={"mind": name, "limit": 1})
+    except NotRunning:
+        with suppress(ConfigError):  # perhaps only root can read it
+            known = config.load().minds
+            if name not in known:
+                raise _unknown(f"there is no mind {name}: minds: {', '.join(known)}", name) from None
+    except CliError as error:
+        if error.exit_code == UNKNOWN:
+            raise _unknown(error.message, name) from None
+
+
+def _unknown(message: str, name: str) -> CliError:
+    field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"
+    shown = shlex.quote(f"{field}={mind_slice(name)}")
+    return CliError(
+        f"{message}\nIf it was removed, the journal still has its turns: journalctl {shown}", UNKNOWN
+    )
 
 
 def _users(name: str) -> set[int]:

@@ -42,10 +42,15 @@ def resume(mind: str | None, as_json: bool) -> None:
 
 
 def _set(action: str, mind: str | None, as_json: bool) -> None:
-    answer = client.call("POST", f"/v1/{action}", body={"mind": mind and mind.removeprefix("@")})
+    name = mind and mind.removeprefix("@")
+    answer = client.call("POST", f"/v1/{action}", body={"mind": name})
     names = ", ".join(safe(name) for name in answer["paused"])
+    paused = names
     if answer["host"]:
-        text = "paused: all minds" + (f", and by name: {names}" if names else "")
+        paused = "all minds" + (f", and by name: {names}" if names else "")
+    if action == "pause":
+        text = f"paused: {paused}"
     else:
-        text = f"paused: {names}" if names else "nothing is paused"
+        did = "resumed" if answer["changed"] else "not paused"
+        text = f"{did}: {safe(name or 'all minds')}" + (f"; still paused: {paused}" if paused else "")
     show(answer, as_json, text)

@@ -16,7 +16,9 @@ from hostguard.cli.verbs.queue import ended
 from hostguard.core.text import ms, safe
 from hostguard.telemetry.headlines import hold_text
 
-READ_MAX = 1 << 20  # bytes, the daemon's default limit for a payload
+READ_MAX = (
+    64 << 20
+)  # bytes, the most that limits.payload_max allows; the daemon refuses what is above its own
 POLL_S = 50  # seconds that one request waits; the API allows 60
 FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
 

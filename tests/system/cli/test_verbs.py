@@ -135,6 +135,16 @@ def test_dead_letters_from_the_command_line(host: ResidentHost) -> None:
         host.sql("UPDATE deliveries SET attempts = 9 WHERE id = ?", row)
     host.kill()
     host.done(*rows, state="dead")
+    [advice] = {
+        line["MESSAGE"].rpartition(": ")[2]
+        for line in host.guard.journal(f"HOSTGUARD_DELIVERY={rows[0]}", "PRIORITY=3")
+    }
+    assert advice == f"hostguard retry {rows[0]}"
+    assert host.guard.cli(*advice.split()[1:]).stdout == f"{rows[0]} m/s0 queued again\n", "advice is good"
+    wait_for(lambda: host.row(rows[0])["attempts"], LONG_S)
+    host.sql("UPDATE deliveries SET attempts = 9 WHERE id = ?", rows[0])
+    host.kill()
+    host.done(rows[0], state="dead")
     listed = host.guard.cli("dead", "list", "--mind", "m").stdout.splitlines()[1:]
     assert [line.split()[0] for line in listed] == [str(row) for row in rows]
     assert "500" in listed[0]

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostguard.cli import client
+from hostguard.cli.errors import UNKNOWN, CliError
 from hostguard.cli.group import VERBS, cli
 from hostguard.cli.verbs.limit import parse_setting
 from hostguard.cli.verbs.logs import matches
@@ -151,7 +152,10 @@ def test_logs_of_a_mind_follow_its_slice_and_its_streams(
 ) -> None:
     """The streams: of the mind's user and of root, as anybody may name a stream so."""
     file = tmp_path / "hostguard.toml"
-    file.write_text('[minds.a-b]\ncommand = ["/bin/true"]\nuser = "nobody"\n')
+    served = "".join(
+        f'[minds.{name}]\nurl = "http://127.0.0.1:41{at}"\n' for at, name in enumerate(("17", "b"), 10)
+    )
+    file.write_text(f'[minds.a-b]\ncommand = ["/bin/true"]\nuser = "nobody"\n{served}')
     monkeypatch.setattr(paths, "CONFIG", file)
     monkeypatch.setattr(paths, "DROP_INS", ())
     nobody = pwd.getpwnam("nobody").pw_uid
@@ -159,6 +163,9 @@ def test_logs_of_a_mind_follow_its_slice_and_its_streams(
     assert matches("a-b") == matches("@a-b") == [r"_SYSTEMD_SLICE=hostguard-a\x2db.slice", *streams]
     unknown = ["+", "SYSLOG_IDENTIFIER=17", "_TRANSPORT=stdout", "_UID=0"]
     assert matches("@17") == ["_SYSTEMD_SLICE=hostguard-17.slice", *unknown]
+    with pytest.raises(CliError, match="there is no mind c: minds: a-b, 17, b") as refusal:
+        matches("c")
+    assert refusal.value.exit_code == UNKNOWN
 
     monkeypatch.setattr(paths, "USER", True)
     assert matches("b") == [

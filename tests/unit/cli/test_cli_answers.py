@@ -42,8 +42,8 @@ def test_send_reads_standard_input(daemon: StandIn, args: list[str]) -> None:
 
 
 def test_send_refuses_too_much_input_and_what_is_not_text(daemon: StandIn) -> None:
-    done = daemon.run("send", "@m", input="x" * (1 << 20) + "x")
-    assert (done.returncode, "1048576 bytes" in done.stderr) == (1, True)
+    done = daemon.run("send", "@m", input="x" * (64 << 20) + "x")
+    assert (done.returncode, "67108864 bytes" in done.stderr) == (1, True)
     with tempfile.TemporaryFile() as binary:
         binary.write(b"ab\xff")
         binary.seek(0)

@@ -175,14 +175,16 @@ def test_an_answer_that_breaks_off_is_told(away: StandIn, said: bytes, exit_code
     assert "Traceback" not in done.stderr
 
 
-def test_a_name_that_is_not_utf8_is_one_that_the_daemon_does_not_know(daemon: StandIn) -> None:
-    daemon.answer("GET /v1/deliveries", {"deliveries": [], "total_queued": 0})
-    for args in (("wake", b"\xff"), ("queue", "--mind", b"\xff")):
-        subprocess.run(
+def test_an_argument_that_is_not_utf8_is_refused_before_the_daemon_is_asked(daemon: StandIn) -> None:
+    for args in (
+        ("wake", b"\xff"),
+        ("queue", "--mind", b"\xff"),
+        ("logs", b"\xff"),
+        ("dead", "list", b"--mind=\xff"),
+    ):
+        done = subprocess.run(
             [sys.executable, "-m", "hostguard", *args],
             cwd=ROOT, env=daemon.env, capture_output=True, check=False, timeout=60,
         )  # fmt: skip
-    assert [request for request, _ in daemon.asked] == [
-        "POST /v1/minds/%FF/wake",
-        "GET /v1/deliveries?mind=%FF&limit=100",
-    ]
+        assert (done.returncode, b"is not UTF-8" in done.stderr) == (2, True), done
+    assert daemon.asked == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from rows import row
 
 from hostguard.core import payload
 from hostguard.core.model import Kind
+from hostguard.core.payload import DEPTH_MAX, parsed
 
 MINUTE = 60_000
 
@@ -114,3 +116,33 @@ def test_a_line_of_a_file_is_one_line():
     line = payload.file_line(row(), raw("two\nlines"))
     assert line.count(b"\n") == 1
     assert json.loads(line) == {"at": 1000, "channel": "@bob", "sender": "bob", "content": "two\nlines"}
+
+
+def nested(depth: int, open_: str = "[", inner: str = "", close: str = "]") -> str:
+    return open_ * depth + inner + close * depth
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "not JSON: Expecting value"),
+        (b"{", "not JSON: "),
+        (b'"\xff"', "not JSON: it is not UTF-8"),
+        (b"9" * 5000, "not usable: a number has too many digits"),
+        (nested(DEPTH_MAX + 1), "nested deeper than 100 levels"),
+        (nested(DEPTH_MAX + 1).encode(), "nested deeper than 100 levels"),
+        (nested(971), "nested deeper than 100 levels"),
+        (nested(200_000), "nested deeper than 100 levels"),
+        (nested(DEPTH_MAX, '{"a":', "[]", "}"), "nested deeper than 100 levels"),
+        ("[1," + nested(DEPTH_MAX) + "]", "nested deeper than 100 levels"),
+    ],
+)
+def test_json_of_others_is_refused_with_what_it_is(raw: bytes | str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parsed(raw)
+
+
+def test_json_of_others_may_be_wide_and_as_deep_as_is_allowed() -> None:
+    deep, wide = nested(DEPTH_MAX), "[" + ",".join(["[{}]"] * 1000) + "]"
+    for raw in (deep, wide, nested(DEPTH_MAX, '{"a":', "1", "}"), '"' + "[" * 500 + '"', "7"):
+        assert parsed(raw) == parsed(bytearray(raw.encode())) == json.loads(raw)

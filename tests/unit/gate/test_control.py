@@ -61,6 +61,17 @@ def test_a_pause_holds_new_turns_and_ends_with_a_resume(tmp_path):
     on_manager(tmp_path, work)
 
 
+def test_what_was_so_before_is_no_event(tmp_path):
+    async def work(manager):
+        control = manager.parts.control
+        assert [await control.pause(None, on) for on in (False, True, True, False, False)] == [
+            False, True, False, True, False,
+        ]  # fmt: skip
+        assert [one["type"] for one in events(manager, "paused", "resumed")] == ["paused", "resumed"]
+
+    on_manager(tmp_path, work)
+
+
 def test_a_pause_of_one_mind_is_its_own(tmp_path):
     async def work(manager):
         await manager.parts.control.pause("a", True)
@@ -102,7 +113,7 @@ def test_an_unknown_mind_is_not_paused_but_one_that_was_removed_is_resumed(tmp_p
         manager.parts.settings.use(PAUSE.to(".mind.x", True))
         with pytest.raises(Problem, match="there is no mind x"):
             await control.pause("x", True)
-        await control.pause("x", False)
+        assert await control.pause("x", False)
         assert not manager.policy.paused("x")
 
     on_manager(tmp_path, work)

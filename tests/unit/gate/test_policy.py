@@ -115,3 +115,10 @@ def test_a_known_mind():
 
 def test_the_boot_has_an_id():
     assert boot_id() == boot_id().strip() != ""
+
+
+def test_the_limit_of_a_mind_that_was_removed_is_seen():
+    policy = made(CONFIG, LIMIT.to(f"{MINE}.mind.gone", kept(4)))
+    assert policy.limits()[-1] == {"name": MINE, "mind": "gone", "value": 4, "source": "kept"}
+    assert (policy.has_limit(MINE, "gone"), policy.has_limit(MINE, "own")) == (True, False)
+    assert policy.limit(MINE, "other") == (2, "default")

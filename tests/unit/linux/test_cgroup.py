@@ -52,6 +52,24 @@ def test_what_is_frozen(tmp_path, monkeypatch):
         (folder / "cgroup.events").unlink()
 
 
+def test_which_freezer_holds_a_cgroup(tmp_path):
+    """The advice to thaw a scope is no good while its slice is frozen."""
+    scope = tmp_path / "a.slice/b.scope"
+    scope.mkdir(parents=True)
+    (scope / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    for folder in (scope, scope.parent):
+        (folder / "cgroup.freeze").write_text("0\n")
+    assert cgroup.frozen_by(scope) is None
+    (scope / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    (scope.parent / "cgroup.freeze").write_text("1\n")
+    assert cgroup.frozen_by(scope) == "a.slice"
+    (scope / "cgroup.freeze").write_text("1\n")
+    assert cgroup.frozen_by(scope) == "b.scope"
+    for folder in (scope, scope.parent):
+        (folder / "cgroup.freeze").write_text("0\n")
+    assert cgroup.frozen_by(scope) == "b.scope", "it was thawed in between"
+
+
 def test_a_cgroup_that_cannot_be_watched_now_is_not_called_empty(tmp_path):
     """It is tried again: gone by then, its end is told."""
     told = []
