@@ -105,7 +105,7 @@ class Parts:
         turn_thawed, slice_throttled = Signal[signals.TurnThawed](), Signal[signals.SliceThrottled]()
         unit_started, routes_changed = Signal[signals.UnitStarted](), Signal[signals.RoutesChanged]()
         self.redrive, self.session_changed = redrive, session_changed
-        self.pumped = Signal[signals.Pumped]()
+        self.pumped, self.processes_moved = Signal[signals.Pumped](), Signal[signals.ProcessesMoved]()
 
         self.queue, self.counters, self.recent = queue, Counters(), RecentEvents()
         self.health = Health()
@@ -130,8 +130,7 @@ class Parts:
         )
         self.waits = waits = Waits(policy, live, backlog)
         self.rows, self.routes = BacklogRows(backlog, gate, redrive), RouteFiles(routes_changed)
-        processes_moved = Signal[signals.ProcessesMoved]()
-        adoption = Adoption(systemd, scopes.cgroup, mind_died, processes_moved)
+        adoption = Adoption(systemd, scopes.cgroup, mind_died, self.processes_moved)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
@@ -185,7 +184,7 @@ class Parts:
         session_changed.subscribe(self.sleeper.session_changed)
         session_changed.subscribe(waits.changed)  # a message may have gone into a turn
         self.pumped.subscribe(waits.changed)
-        processes_moved.subscribe(waits.moved)
+        self.processes_moved.subscribe(waits.moved)
 
 
 class Daemon:

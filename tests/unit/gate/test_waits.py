@@ -14,7 +14,7 @@ from played import CONFIG, OK, on_manager
 
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Kind, State
-from hostguard.core.signals import ProcessesMoved
+from hostguard.core.signals import ProcessesMoved, SessionChanged
 from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries
 
@@ -187,8 +187,8 @@ def test_for_its_own_row_and_what_went_into_its_turn(hosted):
         wait = host.waits(mine, folded)
         assert not wait.done(), "it is on its way"
         turn.folded.append((folded, turn.waited))
-        host.parts.waits.changed()
-        host.parts.waits.changed()
+        for _ in range(2):
+            host.parts.session_changed.send(SessionChanged("a", "main", True))
         await asyncio.sleep(0)
         assert wait.result() == (turn.live.unit,)
         host.parts.waits.changed()
@@ -206,7 +206,7 @@ def test_once_a_process_comes_into_the_scope(hosted):
         host.parts.waits.changed()
         await asyncio.sleep(0)
         assert not wait.done(), "that is not looked up at each change"
-        host.parts.waits.moved(ProcessesMoved("a"))
+        host.parts.processes_moved.send(ProcessesMoved("a"))
         await asyncio.sleep(0)
         assert wait.result() == (host.unit(mine),)
 

@@ -49,7 +49,10 @@ class Host:
         died = Signal()
         self.died = []
         died.subscribe(self.died.append)
-        self.adoption = Adoption(self, self.cgroup, died, Signal[ProcessesMoved]())
+        moved = Signal()
+        self.moved = []
+        moved.subscribe(self.moved.append)
+        self.adoption = Adoption(self, self.cgroup, died, moved)
         server = Server(M, self.found[SERVER], -1, 0, HOME, False, frozenset({self.found[SERVER]}))
         self.server = server
 
@@ -112,12 +115,14 @@ def test_new_processes_of_the_server_are_adopted_and_go_back(adopted):
         host.begin(11)
         await host.turn()
         assert host.inside() == [11]
+        assert host.moved == [ProcessesMoved("m")]
         host.begin(12, parent=11)
         host.adoption.look("m")
         await until(lambda: host.inside() == [11, 12])
         host.begin(13, at=host.cgroup("a.scope", "m"))
         assert await host.adoption.end("a.scope") == []
         assert host.inside() == []
+        assert host.moved == [ProcessesMoved("m")] * 3
         assert sorted(host.members(HOME)) == [SERVER, 11, 12, 13]
         assert host.killed == [ANCHOR]
         assert host.adoption._sessions[host.found[13]] == ("m", "s"), "what was born there, too"
