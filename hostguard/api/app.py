@@ -107,8 +107,11 @@ class Status:
         if trouble is not None:
             no_writes = f"{self._queue.path} cannot be written to: {trouble}"
             no_writes += "; nothing is accepted or started meanwhile"
+        bugs = ", ".join(f"{bug} ({count} times)" for bug, count in self._queue.faults.items())
+        lost = "a bug in hostguard: changes are not stored, and their rows stay as they were until a restart"
         return {
             "no_systemd": no_systemd, "reload_failed": failed, "no_writes": no_writes,
+            "write_failed": f"{lost}. Please report: {bugs}" if bugs else None,
             "queue_damaged": self._queue.notice, "no_disk": blind(path, device, read),
             **of_minds(minds, self._monitor.frozen),
         }  # fmt: skip

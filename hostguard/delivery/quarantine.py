@@ -26,7 +26,7 @@ from hostguard.delivery.quarantine_rows import Quarantined
 from hostguard.delivery.routes import Routes
 from hostguard.gate.ledger import Ledger
 from hostguard.store.waiters import Waiters
-from hostguard.store.writer import Queue, Unavailable
+from hostguard.store.writer import Faulty, Queue, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ class Quarantine:
             except Unavailable as error:
                 log.warning("gated messages of %s cannot be read: %s", mind, error)
                 asyncio.get_running_loop().call_later(AGAIN_S, self._check, mind)
+            except Faulty:
+                pass  # a bug, which is reported: they stay as they are
             finally:
                 self._now = None
 

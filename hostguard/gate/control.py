@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -137,6 +137,7 @@ class DeliveryControl:
     _held: HeldRows
     _dispatcher: Dispatching
     _health: Health
+    _cancelling: set[int] = field(default_factory=set, init=False)  # out of the backlog, not stored yet
 
     async def find(self, id_: int) -> Delivery:
         """One row."""
@@ -146,8 +147,10 @@ class DeliveryControl:
         return row
 
     async def cancel(self, id_: int) -> Delivery:
-        """Cancel a row that has not started."""
+        """Cancel a row that has not started: once that is stored. Until then it does not start either."""
         row = await self.find(id_)
+        if id_ in self._cancelling:
+            raise unavailable(f"{id_} is being cancelled: the device has not stored it yet")
         if row.state is State.DELIVERING or self._live.by_id(row.turn or "") is not None:
             raise conflict(f"{id_} is in turn {row.turn}: hostguard stop {row.turn} ends it")
         if row.state in (State.BATCHING, State.QUARANTINED):
@@ -156,10 +159,27 @@ class DeliveryControl:
             raise conflict(f"{id_} is {row.state} already")
         if not self._backlog.remove(id_, row.mind, row.session) and not self._run_clients.unpark(id_):
             raise conflict(f"{id_} is being started: hostguard turns")
-        stored = self._ledger.close(row.row, State.CANCELLED, BY_REQUEST)
-        self._dispatcher.pump()  # what waited behind it in its session
-        await stored
+        self._cancelling.add(id_)
+
+        def stored(closed: list[int]) -> None:
+            self._cancelling.discard(id_)
+            if closed:
+                self._ledger.closed(row.row, State.CANCELLED, BY_REQUEST)
+            self._dispatcher.pump()  # what waited behind it in its session
+
+        def undone() -> None:
+            self._cancelling.discard(id_)
+            attempts = self._ledger.attempts(id_)
+            put_back = self._backlog.give_back if attempts else self._backlog.add
+            put_back(row.row, now_ms())
+            self._ledger.remember(replace(row, attempts=attempts))
+            self._dispatcher.pump()
+
+        await requests.write(self._queue, self._closing(row), stored, undone)
         return await self.find(id_)
+
+    def _closing(self, row: Delivery) -> Callable[[Connection], list[int]]:
+        return lambda db: deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
 
     async def _cancel_held(self, row: Delivery) -> Delivery:
         """Cancel a row in a batch or in quarantine, unless it is being released."""
@@ -167,13 +187,9 @@ class DeliveryControl:
         def stored(closed: list[int]) -> None:
             if closed:
                 self._held.cancel(row)
-                self._ledger.tell_closed(row.row, State.CANCELLED, BY_REQUEST)
-                self._waiters.tell(row.id)
+                self._ledger.closed(row.row, State.CANCELLED, BY_REQUEST)
 
-        def close(db: Connection) -> list[int]:
-            return deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
-
-        await requests.write(self._queue, close, stored)
+        await requests.write(self._queue, self._closing(row), stored)
         found = await self.find(row.id)
         return found if found.state is State.CANCELLED else await self.cancel(row.id)
 

@@ -24,7 +24,7 @@ from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
 from hostguard.store.waiters import Waiters
-from hostguard.store.writer import Queue
+from hostguard.store.writer import Queue, once_stored
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns import exit_record
 from hostguard.turns.live import Turn
@@ -71,7 +71,7 @@ class Ledger:
         return replace(found[0], attempts=self.attempts(id_)), found[1]
 
     def write(self, op: deliveries.Op, *, durable: bool = True) -> asyncio.Future[Any]:
-        """Write, and retry until it succeeds."""
+        """Write, and retry until it succeeds. Its future raises Faulty alone."""
         return self._queue.submit(op, durable=durable, keep=True).future
 
     # -- holds
@@ -163,7 +163,7 @@ class Ledger:
 
             write = self.write(finish)
             if follow_up is not None:
-                write.add_done_callback(lambda done: self._rows_stored.send(RowsStored(done.result())))
+                once_stored(write, lambda rows: self._rows_stored.send(RowsStored(rows)))
             self._attempts.pop(row.id, None)
             self._expires.pop(row.id, None)
             text, run_ms = f"turn {turn_id} ended: {ending.reason}", result["run_ms"]
@@ -179,7 +179,7 @@ class Ledger:
             if not again:
                 self.waiters.tell(row.id)
 
-        write.add_done_callback(stored)
+        once_stored(write, stored)
         return replace(row.row, not_before=not_before) if again else None
 
     def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending) -> New | None:
@@ -192,29 +192,30 @@ class Ledger:
         text, session = f"{row.mind}: {text}", row.session
         self._events.emit(event, text, mind=row.mind, session=session, delivery=row.id, **more)
 
-    def close(self, row: Row, state: State, text: str) -> asyncio.Future[Any]:
-        """End a row that was removed from the backlog: cancelled or expired."""
-        id_ = row.id
-        turn_id = outcome_.turn_id(id_, self._attempts.pop(id_, 0))
-        self._holds.pop(id_, None)
-        self._expires.pop(id_, None)
-        self.tell_closed(row, state, text)
+    def close(self, row: Row, state: State, text: str) -> None:
+        """End a row that was removed from the backlog: cancelled or expired, though the card is full.
+
+        Its caller, without whom it cannot run, is told at once; all others once it is stored.
+        """
+        self._tell_caller(row.id, state, text)
+        write = self.write(lambda db: deliveries.close(db, [row.id], state, now_ms(), text))
+        once_stored(write, lambda _: self.closed(row, state, text))
+
+    def closed(self, row: Row, state: State, text: str) -> None:
+        """It is stored that the row is cancelled or expired: report it."""
+        turn_id = outcome_.turn_id(row.id, self._attempts.pop(row.id, 0))
+        self._holds.pop(row.id, None)
+        self._expires.pop(row.id, None)
+        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
+        self._report(event, row, f"{row.id} {state}: {text}")
+        self._tell_caller(row.id, state, text)
+        exit_record.forget(turn_id)  # of a turn that never ran
+        self.waiters.tell(row.id)
+
+    def _tell_caller(self, id_: int, state: State, text: str) -> None:
         caller = self._run_clients.take(id_)
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
-        write = self.write(lambda db: deliveries.close(db, [id_], state, now_ms(), text))
-
-        def stored(_: object) -> None:
-            exit_record.forget(turn_id)  # of a turn that never ran
-            self.waiters.tell(id_)
-
-        write.add_done_callback(stored)
-        return write
-
-    def tell_closed(self, row: Row, state: State, text: str) -> None:
-        """Report that a row is cancelled or expired."""
-        event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
-        self._report(event, row, f"{row.id} {state}: {text}")
 
     @property
     def tried(self) -> Collection[int]:

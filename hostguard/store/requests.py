@@ -6,38 +6,58 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hostguard.core.errors import unavailable
+from hostguard.core.errors import internal, unavailable
 from hostguard.store.connection import Connection
-from hostguard.store.writer import Queue, Unavailable
+from hostguard.store.writer import Faulty, Queue, Refused, Unavailable
 
 T = TypeVar("T")
 
 ANSWER_S = 20.0  # a caller waits this long for the card, then gets 503
 
 
+def _pass() -> None:
+    """Nothing is to be undone."""
+
+
 async def write(
-    queue: Queue, op: Callable[[Connection], T], then: Callable[[T], None], *, durable: bool = True
+    queue: Queue,
+    op: Callable[[Connection], T],
+    then: Callable[[T], None],
+    undone: Callable[[], None] = _pass,
+    *,
+    durable: bool = True,
 ) -> None:
     """Write, by default durably, and call `then` with the result once it is stored.
 
-    Raises Problem. If the device hangs in the commit itself, the Problem says so, and `then` is still called
-    if the write succeeds after all.
+    Raises Problem, or the Refused of `op`. `undone` is called in place of `then` once it is certain that
+    nothing is stored. If the device hangs in the commit itself, the Problem says so, and either is still
+    called later.
     """
     pending = queue.submit(op, durable=durable)
     try:
         result = await asyncio.wait_for(asyncio.shield(pending.future), ANSWER_S)
     except TimeoutError:
         if queue.withdraw(pending):
+            undone()
             raise unavailable("the device accepts no writes; nothing was done") from None
 
         def late(future: asyncio.Future[T]) -> None:
-            if not future.cancelled() and future.exception() is None:
+            if future.cancelled() or future.exception() is not None:
+                undone()
+            else:
                 then(future.result())
 
         pending.future.add_done_callback(late)
         raise unavailable("the device accepts no writes; it is done once it works again") from None
     except Unavailable as error:
+        undone()
         raise unavailable(f"the queue accepts no writes: {error}") from error
+    except Faulty as error:
+        undone()
+        raise internal(error) from error
+    except Refused:
+        undone()
+        raise
     then(result)
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hostguard.core.signals import QueueDamaged, QueueTrouble, RowsSetAside, Signal
 from hostguard.store import asides, damage
@@ -35,6 +35,11 @@ BATCH_MAX = 500  # writes per commit: bounds what one failed commit takes with i
 RETRY_S = 1.0  # until a failed commit is tried again, for writes that must not be lost
 # The card is full, read-only or gone; https://sqlite.org/rescode.html
 NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+# What passes, too: another process holds the file, or memory is short. All else is the fault of the write.
+PASSING = (
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+)  # fmt: skip
 
 
 class Unavailable(Exception):
@@ -47,6 +52,13 @@ class Locked(Unavailable):
 
 class Unreadable(Unavailable):
     """The file has content that can neither be read nor set aside: an error in hostguard."""
+
+
+class Faulty(Exception):
+    """The write itself is wrong, by a bug, and changed nothing. To try it again is of no use.
+
+    The text is the type of the error and its place: what else it says may quote a message.
+    """
 
 
 class Refused(Exception):
@@ -78,6 +90,7 @@ class Queue:
         self.trouble_changed = Signal[QueueTrouble]()
         # Why the file takes no writes; tried every RETRY_S, and None again once it takes ROOM bytes.
         self.trouble: str | None = None
+        self.faults: dict[str, int] = {}  # how many changes were given up, by the bug: see Faulty
         self._inbox: stdqueue.SimpleQueue[Write[object] | None] = stdqueue.SimpleQueue()
         self._lock = threading.Lock()  # guards Write.state
         self._synchronous = ""
@@ -111,7 +124,7 @@ class Queue:
     def submit(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
     ) -> Write[T]:
-        """Submit a write; await its `future`. With `keep` it is tried until it succeeds."""
+        """Submit a write; await its `future`. With `keep` it is tried until it succeeds, or is Faulty."""
         write: Write[T] = Write(op, self._loop.create_future(), durable, keep)
         self._inbox.put(write)  # type: ignore[arg-type]
         return write
@@ -119,7 +132,7 @@ class Queue:
     async def write(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
     ) -> T:
-        """Submit a write and wait for its commit. Raises Unavailable, or the Refused of `op`."""
+        """Submit a write and wait for its commit. Raises Unavailable, Faulty, or the Refused of `op`."""
         return await self.submit(op, durable=durable, keep=keep).future
 
     def withdraw(self, write: Write[T]) -> bool:
@@ -133,11 +146,17 @@ class Queue:
         """Run `op` on the reading connection, again once damaged rows are set aside. Raises Unavailable."""
         for rows in (None, ()):  # first those that it met, then all that are damaged
             try:
-                return await self._loop.run_in_executor(self._reader_pool, self._read, op)
+                return await self._reading(self._read, op)
             except Damaged as found:
                 met = found.rows if rows is None else rows
                 await self.write(lambda db, met=met: damage.recheck(db, met))  # type: ignore[misc]
-        return await self._loop.run_in_executor(self._reader_pool, self._read_at_last, op)
+        return await self._reading(self._read_at_last, op)
+
+    def _reading(self, read: Callable[[Any], T], op: Any) -> asyncio.Future[T]:
+        try:
+            return self._loop.run_in_executor(self._reader_pool, read, op)
+        except RuntimeError as error:  # `close` was called
+            raise Unavailable("the guard stops") from error
 
     def _read_at_last(self, op: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -172,9 +191,11 @@ class Queue:
                     alone = failure if lone else self._try_commit([write])
                     if not isinstance(alone, Exception):
                         done += alone
-                    elif write.keep:
+                    elif write.keep and isinstance(alone, Unavailable):
                         again.append(write)
                     else:
+                        if isinstance(alone, Faulty):
+                            self._note_fault(alone)
                         done.append((write, None, alone))
             self._resolve(done)
             if batch and self.trouble is not None and not failed:
@@ -208,7 +229,7 @@ class Queue:
             batch.append(write)
         return batch, stop
 
-    def _try_commit(self, batch: list[Write[object]]) -> list[Done] | Unavailable:
+    def _try_commit(self, batch: list[Write[object]]) -> list[Done] | Unavailable | Faulty:
         if not batch and self.trouble is None:
             return []
         wanted = "FULL" if not batch or any(write.durable for write in batch) else "NORMAL"
@@ -219,19 +240,23 @@ class Queue:
             return self._commit_without_damage(batch)
         except Unavailable as error:
             log.error("%s", error)
-            return error
+            return Faulty(str(error)) if isinstance(error, Unreadable) else error
         except Exception as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in NO_WRITES:
-                self._set_trouble(explained(error, self.path))
-            elif isinstance(error, sqlite3.Error):
-                log.error("cannot write to %s: %s", self.path, error)
-                self._suspect(error)
-            else:
-                log.exception("a write to %s is wrong", self.path)
             with suppress(sqlite3.Error):
                 self._db.rollback()
-            return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
+            return self._failure(error)
+
+    def _failure(self, error: Exception) -> Unavailable | Faulty:
+        """What the error of a commit means for its writes; logs what is the file's, not theirs."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in NO_WRITES:
+            self._set_trouble(explained(error, self.path))
+        elif isinstance(error, sqlite3.Error) and (code in PASSING or is_damage(error)):
+            log.error("cannot write to %s: %s", self.path, error)
+            self._suspect(error)
+        else:
+            return Faulty(_place(error))
+        return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit_without_damage(self, batch: list[Write[object]]) -> list[Done]:
         """Commit the writes, again if damaged rows had to be set aside. Raises sqlite3.Error, Unavailable."""
@@ -285,11 +310,20 @@ class Queue:
                     continue
                 if error is not None:
                     write.future.set_exception(error)
+                    if write.keep:
+                        write.future.exception()  # the journal has it, and not each of these is awaited
                 else:
                     write.future.set_result(value)
 
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(resolve)
+
+    def _note_fault(self, fault: Faulty) -> None:
+        """Report a bug once, however many changes it costs."""
+        bug = str(fault)
+        if bug not in self.faults:
+            log.error("a change is given up, its rows stay as they are stored: a bug in hostguard: %s", bug)
+        self.faults[bug] = self.faults.get(bug, 0) + 1
 
     def _set_trouble(self, trouble: str | None) -> None:
         """Log a trouble once, however often a write is tried again."""
@@ -312,6 +346,27 @@ class Queue:
                 suspect(self.path)
             fact = QueueDamaged(f"{self.path} is damaged: {error}")
             self._loop.call_soon_threadsafe(self.damaged.send, fact)
+
+
+def once_stored(future: asyncio.Future[T], then: Callable[[T], None]) -> None:
+    """Call `then` with the result of a write once it is stored, which may be never."""
+
+    def done(future: asyncio.Future[T]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            then(future.result())
+
+    future.add_done_callback(done)
+
+
+def _place(error: BaseException) -> str:
+    """The type of an error, and where it was raised."""
+    name, trace = getattr(error, "sqlite_errorname", type(error).__name__), error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return str(name)
+    code = trace.tb_frame.f_code
+    return f"{name} in {code.co_name} ({Path(code.co_filename).name}:{trace.tb_lineno})"
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str | None]:

@@ -21,6 +21,7 @@ UNKNOWN = (BAD, "problem")  # of a code of a later version
 CODES = {
     "no_systemd": (BAD, "systemd"),
     "no_writes": (BAD, "problem"),
+    "write_failed": (BAD, "problem"),
     "queue_damaged": (BAD, "problem"),
     "reload_failed": (BAD, "problem"),
     "minds_endpoint": (BAD, "problem"),

@@ -1,6 +1,7 @@
 """An open queue on a real file, for tests."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 from hostguard.core.model import Kind, Target
@@ -16,7 +17,8 @@ def to(*minds, session="main", **more):
 
 
 def message(*minds, key=None, body=b'{"content":"x"}', session="main", kind=Kind.MESSAGE, **more):
-    return New(to(*minds or ("x",), session=session, kind=kind), body, 1000, key=key, **more)
+    targets, request = to(*minds or ("x",), session=session, kind=kind), {"content": body.decode()}
+    return New(targets, body, 1000, key=key, **{"request": request} | more)
 
 
 def on_queue(path, work):
@@ -45,6 +47,13 @@ def policy(config, *changes, boot="boot"):
 def acceptor(manager):
     """That of the dispatcher's guard."""
     return manager.parts.acceptor
+
+
+def failure(code):
+    """An error of SQLite's that has nothing to do with the write."""
+    error = sqlite3.OperationalError("no such luck")
+    error.sqlite_errorcode = code
+    return error
 
 
 def put(queue, new):

@@ -1,10 +1,11 @@
 """What becomes of gathered rows over a restart, when one is cancelled, and when the card takes no batch."""
 
 import asyncio
+import sqlite3
 
 import pytest
 from gathering import SHORT, hosted, message
-from onqueue import on_queue
+from onqueue import failure, on_queue
 
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem
@@ -114,22 +115,46 @@ def test_one_that_went_out_since_it_was_read_is_not_cancelled(tmp_path):
     hosted(tmp_path, work)
 
 
-def test_a_batch_that_cannot_be_stored_holds_up_those_behind_it(tmp_path):
+def no_memory_for(size):
+    enqueue = deliveries.enqueue
+
+    def fail(db, new, *args, **more):
+        if len(new.payload) > size:
+            raise failure(sqlite3.SQLITE_NOMEM)
+        return enqueue(db, new, *args, **more)
+
+    return fail
+
+
+def test_a_batch_whose_end_is_a_bug_holds_up_nothing(tmp_path, monkeypatch):
+    """Its rows wait for the next guard; what came later goes on."""
+
+    async def work(host):
+        row = await host.store(message("now"))
+        with monkeypatch.context() as patch:
+            patch.setattr(deliveries, "enqueue", lambda *_, **__: 1 / 0)
+            host.batcher.add(row, message("now").payload)
+            await host.stored()
+        assert host.batcher.count("bob") == 0
+        assert len(host.queue.faults) == 1
+        await host.send(message("b now"))
+        assert await host.contents() == [["b now"]]
+        assert (await host.row(row.id)).state is State.BATCHING
+
+    hosted(tmp_path, work)
+
+
+def test_a_batch_that_cannot_be_stored_holds_up_those_behind_it(tmp_path, monkeypatch):
     large = "a" * 920  # with any other one more than payload_max
 
     async def work(host):
         await host.send(message(large))
-        await host.queue.write(
-            lambda db: db.execute(
-                "CREATE TEMP TRIGGER full BEFORE INSERT ON payloads WHEN length(NEW.body) > 600"
-                " BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
-            )
-        )
-        await host.send(message("b"))
-        await host.send(message("now"))
-        await asyncio.sleep(0.3)
-        assert host.batcher.count("bob") == 3
-        await host.queue.write(lambda db: db.execute("DROP TRIGGER full"))
+        with monkeypatch.context() as patch:
+            patch.setattr(deliveries, "enqueue", no_memory_for(600))
+            await host.send(message("b"))
+            await host.send(message("now"))
+            await asyncio.sleep(0.3)
+            assert host.batcher.count("bob") == 3
         assert await host.contents() == [[large], ["b", "now"]]
 
     hosted(tmp_path, work, payload_max=1000)

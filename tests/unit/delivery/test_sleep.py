@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 
 import pytest
+from onqueue import failure
 from played import OK
 from sleeping_host import DOWN, HOUR, MINDS, Host, on_host
 from until import until
@@ -15,7 +17,7 @@ from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, Mind
 from hostguard.core.reasons import Reason
 from hostguard.delivery import message as intake
-from hostguard.store import requests
+from hostguard.store import deliveries, requests
 from hostguard.store.settings import SLEEP, WOKEN, stored, write
 
 
@@ -144,15 +146,15 @@ def test_until_can_be_changed_while_the_mind_falls_asleep(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["sleep", "wake"])
-def test_a_card_that_takes_no_write_changes_nothing(tmp_path, what):
+def test_a_card_that_takes_no_write_changes_nothing(tmp_path, what, monkeypatch):
     async def work(host):
         if what == "wake":
             await host.fall_asleep()
-        await host.queue.write(
-            lambda db: db.execute(
-                "CREATE TRIGGER t BEFORE INSERT ON deliveries BEGIN SELECT RAISE(ABORT, 'no'); END"
-            )
-        )
+
+        def fail(*_, **__):
+            raise failure(sqlite3.SQLITE_NOMEM)
+
+        monkeypatch.setattr(deliveries, "enqueue", fail)
         before = await host.stored()
         with pytest.raises(Problem, match="bob is unchanged"):
             await getattr(host, what)()

@@ -20,6 +20,7 @@ from hostguard.gate.run_clients import RunClient
 from hostguard.store import deliveries, requests
 from hostguard.store.deliveries import New
 from hostguard.store.settings import LIMIT, PAUSE, stored
+from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.telemetry.events import RecentEvents
 from hostguard.turns.live import Phase
@@ -261,6 +262,72 @@ def test_what_waits_is_cancelled_and_what_does_not_is_not(tmp_path):
         assert manager.backlog.total("a") == 0
         with pytest.raises(Problem, match="2 is cancelled already"):
             await control.cancel(second.id)
+
+    on_manager(tmp_path, work)
+
+
+@pytest.mark.parametrize("where", ["due", "later", "parked"])
+def test_what_the_card_does_not_store_is_not_cancelled(tmp_path, monkeypatch, where):
+    """`hostguard cancel` on a full disk hung, was told as done, and the row ran after a restart."""
+
+    async def work(manager):
+        control, clients = manager.parts.deliveries, manager.parts.run_clients
+        await manager.parts.control.pause(None, True)
+        soon = now_ms() + 60_000
+        if where == "parked":
+            (row,) = (await put(manager.queue, message("a", kind=Kind.RUN)))[1]
+            clients.park(row.row)
+        else:
+            row = await sent(manager, not_before=soon if where == "later" else 0, expires_at=soon + 1)
+
+        def full(batch):
+            return Unavailable("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(manager.queue, "_try_commit", full)
+            with manager.ledger.waiters.waiter(row.id) as waiter:
+                with pytest.raises(Problem, match="the queue accepts no writes: database or disk is full"):
+                    await control.cancel(row.id)
+                assert not waiter.done()
+        assert events(manager, "cancelled") == []
+        assert (await control.find(row.id)).state is State.QUEUED
+        if where != "parked":
+            assert manager.backlog.total("a") == 1, "it is where it was"
+            assert manager.ledger.next_expiry() == soon + 1
+        assert (await control.cancel(row.id)).state is State.CANCELLED
+        assert [event["delivery"] for event in events(manager, "cancelled")] == [row.id]
+        assert manager.backlog.total("a") == 0
+
+    on_manager(tmp_path, work)
+
+
+def test_a_row_does_not_start_while_its_cancellation_is_being_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "ANSWER_S", 0.2)
+
+    async def work(manager):
+        control, go, begun = manager.parts.deliveries, threading.Event(), threading.Event()
+        await manager.parts.control.pause(None, True)
+        row = await sent(manager)
+        real = deliveries.close
+
+        def hang(*args):
+            begun.set()
+            go.wait(10)
+            return real(*args)
+
+        monkeypatch.setattr(deliveries, "close", hang)
+        with pytest.raises(Problem, match="it is done once it works again"):
+            await control.cancel(row.id)
+        manager.parts.settings.use(PAUSE.to("", None))
+        manager.pump()
+        assert (len(manager.live), events(manager, "cancelled")) == (0, [])
+        with pytest.raises(Problem, match="1 is being cancelled") as problem:
+            await control.cancel(row.id)
+        assert problem.value.status == 503
+        go.set()
+        await settled(manager)
+        assert (await control.find(row.id)).state is State.CANCELLED
+        assert len(events(manager, "cancelled")) == 1
 
     on_manager(tmp_path, work)
 

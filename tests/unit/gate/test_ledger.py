@@ -107,8 +107,10 @@ def test_a_row_that_is_closed_leaves_no_record_of_a_turn(tmp_path, monkeypatch, 
         guard.ledger.remember(replace(row, attempts=attempts))
         assert exit_record.prepare(LiveTurn("u", "a", "main", turn_id))
         with guard.waiters.waiter(1) as ended:
-            await guard.ledger.close(row.row, State.CANCELLED, "by request")
+            guard.ledger.close(row.row, State.CANCELLED, "by request")
+            assert guard.recent.kept(0) == [], "not told before it is stored"
             await asyncio.wait_for(ended, 5)
+        assert [event["type"] for event in guard.recent.kept(0)] == ["cancelled"]
         assert [*paths.TURNS.iterdir()] == []
 
     on_queue(tmp_path, work)

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from onqueue import message, on_queue
+from onqueue import failure, message, on_queue
 
 from hostguard.core.errors import Problem
 from hostguard.store import deliveries, requests
@@ -71,20 +71,21 @@ def test_a_write_whose_commit_hangs_is_done_in_the_end(tmp_path):
     on_queue(tmp_path, work)
 
 
-def test_a_write_that_fails_late_has_no_consequence(tmp_path):
+def test_a_write_that_fails_late_has_no_consequence_but_what_it_undoes(tmp_path):
     async def work(queue):
-        told, stalled = [], Stalled(queue)
+        told, undone, stalled = [], [], Stalled(queue)
 
         def refused(db):
             stalled.hang(db)
             raise Refused
 
         with pytest.raises(Problem, match="once it works again"):
-            await requests.write(queue, refused, told.append)
+            await requests.write(queue, refused, told.append, lambda: undone.append(1))
+        assert undone == [], "not certain yet"
         stalled.go.set()
         await queue.write(lambda db: None)
         await asyncio.sleep(0)
-        assert told == []
+        assert (told, undone) == ([], [1])
 
     on_queue(tmp_path, work)
 
@@ -101,7 +102,40 @@ def test_a_refusal_passes(tmp_path):
 
 
 def _fail(db):
-    raise sqlite3.OperationalError("no such luck")
+    raise failure(sqlite3.SQLITE_NOMEM)
+
+
+def _wrong(db):
+    raise KeyError("a secret")
+
+
+@pytest.mark.parametrize("fails", [_fail, _wrong])
+def test_what_is_not_stored_is_undone_once(tmp_path, fails):
+    async def work(queue):
+        told, undone = [], []
+        with pytest.raises(Problem) as problem:
+            await requests.write(queue, fails, told.append, lambda: undone.append(1))
+        assert (told, undone) == ([], [1])
+        assert problem.value.status == (503 if fails is _fail else 500)
+        assert "secret" not in problem.value.detail
+
+        def refuse(db):
+            raise Refused
+
+        with pytest.raises(Refused):
+            await requests.write(queue, refuse, told.append, lambda: undone.append(2))
+        stalled = Stalled(queue)
+        held = queue.submit(stalled.hang)
+        await asyncio.to_thread(stalled.begun.wait, 10)
+        with pytest.raises(Problem, match="nothing was done"):
+            await requests.write(queue, lambda db: 1, told.append, lambda: undone.append(3))
+        assert (told, undone) == ([], [1, 2, 3])
+        stalled.go.set()
+        await held.future
+        await requests.write(queue, lambda db: 1, told.append, lambda: undone.append(4))
+        assert (told, undone) == ([1], [1, 2, 3])
+
+    on_queue(tmp_path, work)
 
 
 def test_a_database_that_fails(tmp_path):

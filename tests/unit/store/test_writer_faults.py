@@ -7,13 +7,14 @@ import resource
 import sqlite3
 
 import pytest
-from onqueue import message, on_queue, put
+from onqueue import failure, message, on_queue, put
 from until import until
 
-from hostguard.store import deliveries
+from hostguard.core.model import State
+from hostguard.store import deliveries, history
 from hostguard.store.connection import BUSY_MS, ROOM
 from hostguard.store.settings import stored
-from hostguard.store.writer import RETRY_S, Locked, Unavailable
+from hostguard.store.writer import RETRY_S, Faulty, Locked, Unavailable
 
 
 def damage(path):
@@ -240,17 +241,82 @@ def test_a_file_that_another_process_holds_costs_one_wait_for_all(tmp_path):
     on_queue(tmp_path, work)
 
 
-def test_a_fault_of_a_write_is_its_own(tmp_path, caplog):
-    async def work(queue):
-        def wrong(db):
-            raise ZeroDivisionError
+def _divide(db):
+    raise ZeroDivisionError("a secret")
 
-        results = await asyncio.gather(queue.write(wrong), put(queue, message()), return_exceptions=True)
-        assert isinstance(results[0], Unavailable)
-        assert results[1][0][0].id == 1
+
+def _misspelled(db):
+    db.execute("UPDATE deliveries SET sate = 'a secret'")
+
+
+def _duplicate(db):
+    db.execute("INSERT INTO settings VALUES ('a secret', 1), ('a secret', 2)")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "bug"),
+    [
+        (_divide, "ZeroDivisionError in _divide (test_writer_faults.py:"),
+        (_misspelled, "SQLITE_ERROR in _misspelled (test_writer_faults.py:"),
+        (_duplicate, "SQLITE_CONSTRAINT_PRIMARYKEY in _duplicate (test_writer_faults.py:"),
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_bug_of_a_write_is_its_own_and_told_once(tmp_path, caplog, keep, wrong, bug):
+    """It was tried again each second for ever, row by row, with a traceback each."""
+
+    async def work(queue):
+        results = await asyncio.gather(
+            *(queue.write(wrong, keep=keep) for _ in range(3)), put(queue, message()), return_exceptions=True
+        )
+        assert [type(result) for result in results[:3]] == [Faulty] * 3
+        assert results[3][0][0].id == 1, "the rest goes on"
+        queue.submit(wrong, keep=True)  # nobody awaits it
+        await asyncio.sleep(2.2 * RETRY_S)
+        await put(queue, message())
+        [(told, count)] = queue.faults.items()
+        assert told.startswith(bug)
+        assert count == 4, "none was tried again"
+        assert queue.trouble is None
 
     on_queue(tmp_path, work)
-    assert "is wrong" in caplog.text
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("a change is given up") for line in lines] == [True]
+    assert "secret" not in caplog.text
+
+
+def test_a_bug_in_trimming_comes_again_only_with_more_ends(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(history, "trim", lambda db, rows: calls.append(rows) or 1 / 0)
+    monkeypatch.setattr(history, "TRIM_EVERY", 2)
+
+    async def work(queue):
+        queue.keep_history(5)
+        await put(queue, message())
+        first = len(calls)
+        assert first > 0
+        for _ in range(6):
+            await put(queue, message())
+        assert len(calls) == first
+        await queue.write(lambda db: deliveries.close(db, [1, 2], State.CANCELLED, 1, "x"))
+        await put(queue, message())
+        second = len(calls)
+        assert second > first
+        for _ in range(6):
+            await put(queue, message())
+        assert len(calls) == second
+
+    on_queue(tmp_path, work)
+
+
+def test_a_queue_that_is_closed_is_unavailable(tmp_path):
+    async def work(queue):
+        await queue.close()
+        with pytest.raises(Unavailable, match="the guard stops"):
+            await queue.read(deliveries.last_id)
+        queue.close = lambda: asyncio.sleep(0)  # it is
+
+    on_queue(tmp_path, work)
 
 
 def test_a_caller_that_left_is_passed_over(tmp_path):
@@ -266,7 +332,7 @@ def test_a_caller_that_left_is_passed_over(tmp_path):
 def test_a_write_that_never_succeeds_is_lost_at_the_stop_and_said(tmp_path, caplog):
     async def work(queue):
         def fails(db):
-            raise sqlite3.OperationalError("no such luck")
+            raise failure(sqlite3.SQLITE_IOERR)
 
         queue.submit(fails, keep=True)
         await put(queue, message())
