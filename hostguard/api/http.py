@@ -155,6 +155,7 @@ def body_max(payload_max: int) -> int:
 def problem(error: Problem) -> JSONResponse:
     """The answer for a Problem."""
     body = {
+        **error.more,
         "type": f"urn:hostguard:{error.code}",
         "title": error.code.replace("_", " "),
         "status": error.status,

@@ -107,7 +107,9 @@ class Endpoint(Listener):
         given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
         given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
         key = request.headers.get("idempotency-key")
-        if key:
+        if key == "":
+            raise bad_request("Idempotency-Key is empty: name the message, or omit the header")
+        if key is not None:
             # In a namespace of its own: a mind must not use up the key of somebody else's message.
             given["key"] = f"{mind}:{key}"
         accepted = await self._acceptor.send(intake.message(given, config, now_ms()))

@@ -5,7 +5,7 @@ Their status is a number: importing http would take a seventh of the start time 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 
@@ -23,14 +23,22 @@ class ConfigError(Exception):
 
 
 class Problem(Exception):
-    """A request that was refused. `code` is stable; `retry_after` is in seconds."""
+    """A request that was refused. `code` is stable; `retry_after` is in seconds; `more`: for programs."""
 
-    def __init__(self, status: int, code: str, detail: str, retry_after: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        retry_after: int | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
         self.detail = detail
         self.retry_after = retry_after
+        self.more = more or {}
 
 
 # These take the detail.

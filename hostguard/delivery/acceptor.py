@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import conflict, queue_full, unavailable
+from hostguard.core.errors import conflict, internal, queue_full, unavailable
 from hostguard.core.model import Delivery, State
 from hostguard.core.ports import Dispatching
 from hostguard.core.signals import MindWoken, Signal
@@ -28,10 +28,11 @@ from hostguard.store.deliveries import New
 from hostguard.store.requests import ANSWER_S
 from hostguard.store.settings import WOKEN, Change, SettingsStore
 from hostguard.store.settings import write as write_settings
-from hostguard.store.writer import Queue, Unavailable, Write
+from hostguard.store.writer import Faulty, Queue, Unavailable, Write, once_stored
 
-# From a message's rows: settings that are stored in the same transaction. The caller uses them afterwards.
-Also = Callable[[Sequence[Delivery]], Iterable[Change]]
+# From a message's rows, and whether any is new: settings that are stored in the same transaction. The caller
+# uses them afterwards.
+Also = Callable[[Sequence[Delivery], bool], Iterable[Change]]
 
 
 class Accepted(NamedTuple):
@@ -131,7 +132,7 @@ class Acceptor:
             quarantined = quarantine_rows.quarantine(db, fresh, new.payload, now_ms())
             woken = [row.mind for row in fresh if row.mind in wakes]
             # A guard that is killed now wakes them at its start.
-            changes = [*(WOKEN.to(mind, True) for mind in woken), *(also(rows) if also else ())]
+            changes = [*(WOKEN.to(mind, True) for mind in woken), *(also(rows, bool(fresh)) if also else ())]
             write_settings(db, *changes)
             return _Stored(rows, fresh, quarantined, woken, [key for key, _ in changes])
 
@@ -145,8 +146,12 @@ class Acceptor:
             raise unavailable(f"the device accepts no writes; nothing is accepted, try {again}") from None
         except Unavailable as error:
             raise unavailable(f"the queue accepts no writes: {error}") from error
-        except deliveries.KeyReused:
-            raise conflict(f"the key {new.key} was used for another message") from None
+        except Faulty as error:
+            raise internal(error) from error
+        except deliveries.KeyReused as used:
+            text = f"the key {new.key} was used for another message, delivery {used.delivery}"
+            more = {"delivery": used.delivery, "differs": used.differs}
+            raise conflict(f"{text}; different here: {', '.join(used.differs)}", more=more) from None
         except deliveries.Full:
             names, most = ", ".join(sorted(full)), self._policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
@@ -168,15 +173,13 @@ class Acceptor:
             self._mind_woken.send(MindWoken(mind))
 
     def _follow(self, write: Write[_Stored], new: New) -> None:
-        def late(future: asyncio.Future[_Stored]) -> None:
-            if future.cancelled() or future.exception() is not None or not future.result().fresh:
-                return
-            if new.key is not None:
-                self._take(future.result(), new.payload)
-            else:
-                self._undo(future.result())
+        def late(stored: _Stored) -> None:
+            if stored.fresh and new.key is not None:
+                self._take(stored, new.payload)
+            elif stored.fresh:
+                self._undo(stored)
 
-        write.future.add_done_callback(late)
+        once_stored(write.future, late)
 
     def _undo(self, stored: _Stored) -> None:
         """Remove a message that was stored after its sender was told that it was not."""

@@ -13,6 +13,7 @@ from hostguard.core.names import MAIN_SESSION, NEW_SESSION, OWN_SESSION, SESSION
 from hostguard.core.payload import compact
 from hostguard.gate.policy import known_mind
 from hostguard.store.deliveries import New
+from hostguard.store.keys import RUN, SENDER
 
 T = TypeVar("T")
 
@@ -53,11 +54,19 @@ class Message:
     not_before: int = 0
     expires_at: int = 0
     while_sleeping: str = ""
+    owner: str = SENDER  # whose key it is
 
     def new(self, targets: tuple[Target, ...], now: int) -> New:
         """What is stored of it."""
         sender, channel = self.payload.get("sender"), self.payload.get("channel")
-        return New(targets, self.raw, now, self.key, sender, channel, self.not_before, self.expires_at)
+        request = {
+            **self.payload, "kind": self.kind, "not_before": self.not_before or None,
+            "expires_at": self.expires_at or None, "whileSleeping": self.while_sleeping or None,
+        }  # fmt: skip
+        return New(
+            targets, self.raw, now, self.key, sender, channel, self.not_before, self.expires_at, request,
+            self.owner,
+        )  # fmt: skip
 
 
 def message(body: Any, config: Config, now: int) -> Message:
@@ -84,8 +93,14 @@ def message(body: Any, config: Config, now: int) -> Message:
         payload["session"] = session
     raw = encode(payload, config)
     kind = _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE)
-    key, asleep = text(body, "key", KEY_MAX), _one_of(body, "whileSleeping", WHILE_SLEEPING, "")
-    return Message(minds, session, payload, raw, kind, key, not_before, expires_at, asleep)
+    asleep = _one_of(body, "whileSleeping", WHILE_SLEEPING, "")
+    return Message(minds, session, payload, raw, kind, _key(body), not_before, expires_at, asleep)
+
+
+def _key(body: Mapping[str, Any]) -> str | None:
+    if body.get("key") == "":
+        raise bad_request("key is empty: name the message, or omit the key")
+    return text(body, "key", KEY_MAX)
 
 
 def _mind_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +167,10 @@ def run(body: Any, config: Config, now: int) -> New:
     payload = {name: text(body, name, DESCRIPTION_MAX) for name in ("description", "argv0")}
     expires_at = now + int(wait * 1000) if wait is not None else 0
     target = Target(name, session, kind=Kind.RUN)
-    return New((target,), encode(payload, config), now, key=key, expires_at=expires_at)
+    request = {"session": session, **payload}
+    return New(
+        (target,), encode(payload, config), now, key, expires_at=expires_at, request=request, owner=RUN
+    )
 
 
 def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str, ...]]:

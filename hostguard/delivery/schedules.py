@@ -28,6 +28,7 @@ from hostguard.delivery.acceptor import Accepted, Acceptor
 from hostguard.delivery.planner import named
 from hostguard.linux.timezones import zones
 from hostguard.store import deliveries, requests
+from hostguard.store.keys import SCHEDULE as SCHEDULE_KEYS
 from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
 from hostguard.store.writer import Queue
 from hostguard.telemetry.counters import Counters
@@ -234,22 +235,30 @@ class Scheduler:
             await self._settings.change(FIRED.to(name, state))
 
     async def _fire(self, name: str, entry: Entry, time: int) -> None:
-        for_good, fired_at = entry.added and entry.schedule.at is not None, self._clock()
+        for_good, now = entry.added and entry.schedule.at is not None, self._clock()
 
-        def noted(rows: Sequence[Delivery]) -> tuple[Change, ...]:
-            row = rows[0].id if rows else None
-            state = Fired(seen=time, last=fired_at, of=_meant(entry.schedule), row=row)
+        def fired(last: int | None, row: int | None) -> tuple[Change, ...]:
+            state = Fired(seen=time, last=last, of=_meant(entry.schedule), row=row)
             return _gone(name) if for_good else (FIRED.to(name, state),)
 
-        message_, rows = self._message(entry.schedule, f"schedule:{name}:{time}"), []
+        def noted(rows: Sequence[Delivery], created: bool) -> tuple[Change, ...]:
+            return fired(now if created else rows[0].created_at, rows[0].id)
+
         try:
-            rows = (await self._acceptor.send(message_, noted)).rows
+            accepted = await self._acceptor.send(
+                self._message(entry.schedule, f"schedule:{name}:{time}"), noted
+            )
         except Problem as problem:
             if problem.code != "conflict":
                 raise
-            # It fired with another message, and the clock was set back since.
-            await self._settings.change(*noted(rows))
-        self._settings.use(*noted(rows))
+            changes, created = fired(self._last(name), None), False
+            await self._settings.change(*changes)
+        else:
+            changes, created = noted(accepted.rows, accepted.created), accepted.created
+        if not created:  # the clock was set back, or the schedule removed and added again
+            text = "schedule %s: %s was sent before, and is not sent again"
+            log.info(text, name, _shown(time, entry.zone))
+        self._settings.use(*changes)
         if for_good:
             self._follow()
 
@@ -298,7 +307,9 @@ class Scheduler:
             kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
         raw = message.encode(payload, self._policy.config)
         wish = schedule.while_sleeping
-        return message.Message((schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish)
+        return message.Message(
+            (schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish, owner=SCHEDULE_KEYS
+        )
 
     def _tell_missed(self, entry: Entry, watch: _Watch, found: Due, now: int) -> None:
         """Log each missed time once, and how many are sent after all."""

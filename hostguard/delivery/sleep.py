@@ -115,7 +115,7 @@ class Sleeper:
         text = f"[hostguard] You are about to sleep{when}. Messages wait, except those that wake you."
         by = now + FALL_MS
 
-        def falls(rows: Sequence[Delivery]) -> tuple[Change, Change]:
+        def falls(rows: Sequence[Delivery], _: bool = True) -> tuple[Change, Change]:
             sleep = Sleep(since=None, until=until, row=rows[0].id, by=by)
             return SLEEP.to(mind.name, sleep), WOKEN.to(mind.name, None)
 
@@ -221,7 +221,7 @@ class Sleeper:
             if config is not None and state["since"] is not None and not by_message:
                 slept = f"You slept for {span(now - state['since'])}, and were woken {by}"
                 text = f"[hostguard] {slept}. Messages that waited: {held}."
-                told = await self._send(config, Kind.WAKE, text, now, lambda _: (*awake, start))
+                told = await self._send(config, Kind.WAKE, text, now, lambda *_: (*awake, start))
             if not told:
                 await self._or_back(mind, settings.store(*awake, start))
             if state["since"] is None and self._backlog.remove(state["row"], mind, MAIN_SESSION):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.core.outcome import row_of
+from hostguard.store import keys
 from hostguard.store.connection import Connection
 from hostguard.store.damage import FLOOR
 from hostguard.store.failures import FAILED
@@ -26,7 +27,11 @@ ROW_COLUMNS = ", ".join(item.name for item in fields(Row))
 
 
 class KeyReused(Refused):
-    """The idempotency key was used for another message."""
+    """The key was used for `delivery`, a message that differs in these parts."""
+
+    def __init__(self, delivery: int, differs: Sequence[str]) -> None:
+        super().__init__(delivery, differs)
+        self.delivery, self.differs = delivery, tuple(differs)
 
 
 class Full(Refused):
@@ -42,6 +47,8 @@ class New:
     """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset.
 
     `payload` is a JSON object in UTF-8. It has `session` only if the sender named one; a mind gets the row's.
+    `request`: what the sender asked for, by name: with the same `key` it must be the same. `owner`: whose key
+    it is (keys.py).
     """
 
     targets: Sequence[Target]
@@ -52,6 +59,8 @@ class New:
     channel: str | None = None
     not_before: int = 0
     expires_at: int = 0
+    request: Mapping[str, Any] = field(default_factory=dict)
+    owner: str = keys.SENDER
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
@@ -76,7 +85,8 @@ def enqueue(
     Returns (all the message's rows, those that are new). Ids begin above `floor`. Raises KeyReused,
     Full: then there is no row at all.
     """
-    known = _known(db, new)
+    request = keys.fingerprint(new.request) if new.key is not None else ""
+    known = _known(db, new, request)
     have = {row.mind for row in known}
     targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
     if not targets:
@@ -102,21 +112,28 @@ def enqueue(
             for r in rows
         ],
     )  # fmt: skip
+    if new.key is not None:
+        keys.note(db, new.owner, new.key, request, rows)
     return known + rows, rows
 
 
-def _known(db: Connection, new: New) -> list[Delivery]:
+def _known(db: Connection, new: New, request: str) -> list[Delivery]:
     if new.key is None:
         return []
-    rows = db.execute(
-        f"SELECT {COLUMNS} FROM deliveries WHERE key = ? ORDER BY id",  # noqa: S608
-        (new.key,),
-    ).fetchall()
-    minds = {target.mind for target in new.targets}
-    rows = [row for row in rows if row[1] in minds]
-    if any(body_of(db, row[0], row[-2]) != new.payload for row in rows):
-        raise KeyReused(new.key)
-    return [_delivery(row) for row in rows]
+    minds, found = {target.mind for target in new.targets}, []
+    for used in keys.find(db, new.owner, new.key, minds):
+        stored = with_payload(db, used.delivery)
+        row, body = stored if stored is not None and stored[0].key == new.key else (used.gone, None)
+        if row is None:  # somebody deleted it
+            continue
+        if used.request is not None:
+            differs = keys.differing(used.request, request)
+        else:
+            differs = ("content",) if body not in (None, new.payload) else ()
+        if differs:
+            raise KeyReused(row.id, differs)
+        found.append(row)
+    return found
 
 
 def body_of(db: Connection, id_: int, payload: int) -> bytes:

@@ -1,8 +1,10 @@
-"""The rows that have ended: counted in whatever way they end, and only the newest kept."""
+"""The rows that have ended: counted in whatever way they end, and only the newest kept. Keys outlive them."""
 
 from __future__ import annotations
 
+from hostguard.core.clock import now_ms
 from hostguard.core.model import PENDING, State
+from hostguard.store import keys
 from hostguard.store.connection import Connection
 
 TRIM_EVERY = 100  # rows that end between two looks at the history
@@ -51,7 +53,10 @@ class History:
     def trim(self, db: Connection) -> None:
         """Drop the oldest ended rows beyond those to keep; if there are many, not all at once."""
         assert self._rows is not None
-        self._ended = TRIM_EVERY if trim(db, self._rows) == TRIM_MAX else 0
+        self._ended = 0
+        rows, old_keys = trim(db, self._rows), keys.drop(db, now_ms())
+        if rows == TRIM_MAX or old_keys == keys.DROP_MAX:
+            self._ended = TRIM_EVERY
 
 
 def trim(db: Connection, keep: int) -> int:
@@ -64,6 +69,7 @@ def trim(db: Connection, keep: int) -> int:
         " AND id < (SELECT max(id) FROM deliveries) ORDER BY id LIMIT ?",
         (min(over, TRIM_MAX),),
     ).fetchall()
+    keys.leave(db, [id_ for id_, _ in old], now_ms())
     db.executemany("DELETE FROM deliveries WHERE id = ?", [(id_,) for id_, _ in old])
     db.executemany(
         "DELETE FROM payloads WHERE id = ?1 AND NOT EXISTS"

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from gathering import LONG
-from onqueue import message, on_queue, to
+from onqueue import failure, message, on_queue, to
 from played import parts
 from unmatched import NOTHING_MATCHES
 
@@ -106,9 +106,11 @@ def test_a_key_names_one_message(tmp_path):
         again = await host.store("eve", key="k")
         assert ([row.id for row in again.rows], again.created) == ([first.rows[0].id], False)
         assert host.parts.backlog.total("eve") == 1, "offered once"
-        with pytest.raises(Problem, match="the key k was used for another message") as problem:
+        with pytest.raises(Problem, match=r"delivery 1; different here: content$") as problem:
             await host.store("eve", key="k", body=b'{"content":"y"}')
-        assert problem.value.code == "conflict"
+        assert (problem.value.code, problem.value.more) == (
+            "conflict", {"delivery": 1, "differs": ("content",)},
+        )  # fmt: skip
 
     on_host(tmp_path, work)
 
@@ -123,8 +125,8 @@ def test_ids_begin_above_those_of_a_database_that_is_gone(tmp_path):
 
 def test_a_database_that_fails_accepts_nothing(tmp_path):
     async def work(host):
-        def fail(rows):
-            raise sqlite3.OperationalError("no such luck")
+        def fail(rows, created):
+            raise failure(sqlite3.SQLITE_NOMEM)
 
         with pytest.raises(Problem, match=r"the queue accepts no writes: .*no such luck"):
             await host.acceptor.store(message("eve"), also=fail)
@@ -197,9 +199,9 @@ def test_a_sleeping_mind_is_woken_for_a_new_row_alone(tmp_path, wakes):
 
 def test_settings_are_stored_with_the_rows(tmp_path):
     async def work(host):
-        await host.acceptor.store(message("eve"), also=lambda rows: [TOKEN.to("eve", str(rows[0].id))])
+        await host.acceptor.store(message("eve"), also=lambda rows, _: [TOKEN.to("eve", str(rows[0].id))])
         assert await host.queue.read(stored) == {TOKEN.key("eve"): "1"}
-        await host.acceptor.store(message("eve"), also=lambda rows: [TOKEN.to("eve", None)])
+        await host.acceptor.store(message("eve"), also=lambda *_: [TOKEN.to("eve", None)])
         assert await host.queue.read(stored) == {}
 
     on_host(tmp_path, work)

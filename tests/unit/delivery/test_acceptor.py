@@ -42,7 +42,7 @@ class Host:
             parts.run_clients, parts.dispatcher, mind_woken, parts.accepting,
         )  # fmt: skip
 
-    async def send(self, to="@bob", also=lambda rows: (), **fields):
+    async def send(self, to="@bob", also=lambda *_: (), **fields):
         message = intake.message({"to": to, "content": f"for {to}", "channel": "#x", **fields}, CONFIG, 1000)
         return (await self.acceptor.send(message, also)).rows
 
@@ -63,7 +63,7 @@ def test_a_late_commit_is_undone_whole_unless_its_sender_can_ask_again(tmp_path,
         host.parts.settings.use(SLEEP.to("eve", {"since": 1, "until": None}))
         for to, rows in (("@bob", 2), ("@eve", 1)):
             with pytest.raises(Problem, match="accepts no writes"):
-                await host.send(to, lambda rows: time.sleep(0.3) or (), key=key and key + to)
+                await host.send(to, lambda *_: time.sleep(0.3) or (), key=key and key + to)
             await asyncio.sleep(0.4)
             await host.parts.accepting.settled(5)
             await queue.write(lambda db: None)
