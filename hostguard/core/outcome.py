@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a turn's stub wrote. `released`: the command may have run. `exit` or `signal`: how it ended."""
+    """What a turn's guard and stub wrote. `released`: the command may have run. `exit`, `signal`: its end."""
 
     released: bool = False
     not_started: str | None = None
@@ -46,6 +46,7 @@ class Record:
     account: Mapping[str, int] = field(default_factory=dict)
     anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
     output: str = ""  # of a script
+    session: str | None = None  # None: an older guard made the record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ What a killed guard can leave behind, and how it is handled:
   row delivering to a resident mind     confirmed: as above, never posted again; not confirmed: posted again
                                         with the same key, into its turn if that lives, else in order
   scope or record without a row         its database is gone: new rows get higher ids, so that none is taken
-                                        for it
+                                        for it. A turn of a resident mind is followed to its end all the same:
+                                        its scope does not end by itself
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hostguard.core import outcome, paths
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Delivery, Kind, LiveTurn, State, Waited
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured
 from hostguard.core.tasks import Tasks
@@ -64,13 +66,16 @@ class Recovery:
         found = {path.name for path in paths.TURNS.iterdir()}
         found |= {turn.live.id for turn in self._live if turn.live.id}
         self._ledger.floor = max((outcome.row_of(turn_id) or 0 for turn_id in found), default=0)
+        turns: dict[str, Turn] = {}
         for turn_id in found - known.keys():
-            unmarked = await self._unmarked(turn_id)
+            unmarked, live = await self._unmarked(turn_id), self._live.by_id(turn_id)
             if unmarked is not None:
                 known[turn_id] = unmarked
                 self._mark(unmarked, turn_id)
-            elif self._live.by_id(turn_id) is None:
+            elif live is None:
                 exit_record.forget(turn_id)
+            elif (turn := self._resume_alone(turn_id, live)) is not None:
+                turns[turn_id] = turn
 
         taken = {row.id for row in (*known.values(), *folded)}
         await self._load(taken, {row.id for row in special if keeps_place(row)})
@@ -81,7 +86,7 @@ class Recovery:
                 if row.kind is Kind.RUN:
                     self._run_clients.park(row.row)
 
-        turns = {turn_id: self._resume(turn_id, row) for turn_id, row in known.items()}
+        turns |= {turn_id: self._resume(turn_id, row) for turn_id, row in known.items()}
         for row in folded:
             self._resume_folded(turns.get(row.turn or ""), row)
         for turn in turns.values():
@@ -155,6 +160,21 @@ class Recovery:
             self._live.add(turn)  # it is watched by its name already
         else:
             self._settle(row, turn, driver.end(turn))
+        return turn
+
+    def _resume_alone(self, turn_id: str, seen: Turn) -> Turn | None:
+        """Follow a resident mind's turn whose row is lost; None for another turn, which ends by itself."""
+        record = exit_record.read_record(turn_id)
+        if record is None or record.anchor is None:
+            return None
+        log.warning("%s is live, but its row is lost; it is followed to its end", seen.live.unit)
+        live = replace(seen.live, session=record.session or MAIN_SESSION, takes_input=True)
+        turn = Turn(live, seen.since, Phase.RUNNING, driver=self._drivers.resident)
+        mind = self._policy.config.minds.get(live.mind)
+        turn.description, turn.max_turn = seen.description, mind.limits.max_turn if mind else None
+        turn.resident = Resident(posted=True)
+        self._live.remove(seen)
+        self._live.add(turn)
         return turn
 
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:

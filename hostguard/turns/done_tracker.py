@@ -23,7 +23,7 @@ class Done:
 
     at: float
     message_id: str | None
-    row: int
+    row: int | None  # None: it is lost
     answered: bool = False  # the mind was still connected for the answer
     to_come: bool = False  # the turn was ended from outside; the mind may still report its end
 
@@ -60,9 +60,9 @@ class DoneTracker:
 
     def note(self, turn: Turn, session: str | None, message_id: str | None) -> Done:
         """Remember a `done` that ends the turn. The caller marks it as answered."""
-        assert turn.delivery is not None
+        row = turn.delivery.id if turn.delivery is not None else None
         self._last = {key: done for key, done in self._last.items() if done.recent}
-        done = Done(time.monotonic(), message_id, turn.delivery.id)
+        done = Done(time.monotonic(), message_id, row)
         self._last |= {(turn.live.mind, one): done for one in (turn.live.session, session)}
         return done
 
@@ -73,6 +73,6 @@ class DoneTracker:
     async def stored(self, ended: list[Done]) -> None:
         """Wait until the ends are on the disk, STORED_S at most."""
         with contextlib.ExitStack() as stack:
-            waiting = [stack.enter_context(self._waiters.waiter(done.row)) for done in ended]
+            waiting = [stack.enter_context(self._waiters.waiter(d.row)) for d in ended if d.row is not None]
             if waiting:
                 await asyncio.wait(waiting, timeout=STORED_S)

@@ -1,9 +1,14 @@
-"""The exit record of a turn: the file in which its stub writes how its command started and ended."""
+"""The exit record of a turn: the file in which its stub writes how its command started and ended.
+
+It begins with the turn's session, for a guard that finds the turn, but no row of it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from contextlib import suppress
 
 from hostguard.core import paths
 from hostguard.core.model import LiveTurn
@@ -18,11 +23,13 @@ OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message tha
 
 
 def prepare(turn: LiveTurn) -> bool:
-    """Make the empty record of a turn that is about to start. False if it cannot be made."""
+    """Make the record of a turn that is about to start. False if it cannot be made."""
     assert turn.id is not None
     try:
         paths.TURNS.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied up
-        os.close(os.open(record_path(turn.id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        record = os.open(record_path(turn.id), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(record, "w") as file:
+            file.write(f"session {json.dumps(turn.session)}\n")
     except OSError as error:
         log.error("%s: its record cannot be made: %s", turn.unit, error)
         return False
@@ -52,7 +59,7 @@ def read_record(turn: str) -> Record | None:
 
 def parse_record(text: str) -> Record:
     """Read a record. The mind's user could have written to it: lines that make no sense are ignored."""
-    released, not_started = False, None
+    released, not_started, session = False, None, None
     numbers: dict[str, int] = {}
     lines, _, output = text.partition(f"\n{OUTPUT}\n")
     for line in lines[:4096].splitlines():
@@ -61,8 +68,11 @@ def parse_record(text: str) -> Record:
             released = True
         elif key == "not_started":
             not_started = value
+        elif key == "session" and session is None:
+            with suppress(ValueError):
+                session = str(json.loads(value))
         elif value.isdecimal() and len(value) < 20:
             numbers[key] = int(value)
     account = {key: numbers[key] for key in ACCOUNT if key in numbers}
     ended, anchor = (numbers.get("exit"), numbers.get("signal")), numbers.get("anchor")
-    return Record(released, not_started, *ended, account, anchor, output[:OUTPUT_MAX])
+    return Record(released, not_started, *ended, account, anchor, output[:OUTPUT_MAX], session)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from hostguard.core import outcome, payload
 from hostguard.core.clock import AGAIN_MS, now_ms
 from hostguard.core.model import Config, Delivery, Mind, Row, Waited
+from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured, RowSource, SessionNotes
 from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, UnitStarted
@@ -87,12 +88,14 @@ class ResidentDriver(TurnDriver):
         if not await self._scopes.start_stub(turn, mind.limits, anchor, delegate=True):
             return False
         assert turn.pid is not None
-        return await self._begin(turn, turn.resident, mind, turn.pid, row, raw)
+        return await self._begin(turn, turn.resident, mind, turn.pid, (row, raw))
 
     async def resume(self, turn: Turn, mind: Mind | None) -> None:
-        """Continue a turn that an earlier guard began; its row is posted again if it was not confirmed."""
+        """Continue a turn that an earlier guard began; its row is posted again if it was not confirmed.
+
+        One whose row is lost goes on, and ends, as any other.
+        """
         row, resident = turn.delivery, turn.resident
-        assert row is not None
         assert resident is not None
         assert turn.live.id is not None
         record = exit_record.read_record(turn.live.id)
@@ -101,23 +104,27 @@ class ResidentDriver(TurnDriver):
             log.warning("%s is stopped: its mind is no longer resident", turn.live.unit)
             await self._scopes.stop(turn)
             return
-        try:
-            found = None if resident.posted else await self._ledger.fetch(row.id)
-        except Unavailable as error:
-            self.finish(turn, Ending("dismissed", f"its row cannot be read: {error}", back=True))
-        else:
-            await self._begin(turn, resident, mind, pid, row, found[1] if found is not None else None)
+        post = None
+        if row is not None and not resident.posted:
+            try:
+                found = await self._ledger.fetch(row.id)
+            except Unavailable as error:
+                self.finish(turn, Ending("dismissed", f"its row cannot be read: {error}", back=True))
+                return
+            post = (row, found[1]) if found is not None else None
+        await self._begin(turn, resident, mind, pid, post)
 
     async def _begin(
-        self, turn: Turn, resident: Resident, mind: Mind, pid: int, row: Delivery, raw: bytes | None
+        self, turn: Turn, resident: Resident, mind: Mind, pid: int, post: tuple[Delivery, bytes] | None
     ) -> bool:
-        """Adopt the session's processes, and post the row if `raw` is its payload. True if the turn is on."""
+        """Adopt the session's processes, and post the row with this payload. True if the turn is on."""
         try:
-            await self._adoption.begin(turn.live.unit, mind, row.session, pid)
+            await self._adoption.begin(turn.live.unit, mind, turn.live.session or MAIN_SESSION, pid)
             if resident.ending is not None:  # a `done` that waited for the guard came first
                 await self._leave(turn)
                 return False
-            if raw is not None:
+            if post is not None:
+                row, raw = post
                 posted = await self._post(turn, mind, row, raw, turn.waited)
                 if posted.outcome is not Outcome.TAKEN:
                     self.finish(turn, self._not_taken(mind, posted))

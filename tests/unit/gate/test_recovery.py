@@ -184,6 +184,26 @@ def test_a_scope_without_a_row_keeps_its_record(tmp_path, turns):
     left(tmp_path, work)
 
 
+@pytest.mark.parametrize("session", ["s", None])
+def test_a_resident_minds_turn_goes_on_though_its_row_is_lost(tmp_path, turns, session):
+    async def work(host):
+        folded = await host.row("r", delivering="9", posted=True)
+        first = "" if session is None else 'session "s"\n'
+        (turns / "9").write_text(f"{first}started\nanchor 5\n")
+        host.live("r", "9")
+        await host.recovered()
+        [(turn, mind)] = host.resident.turns
+        assert (turn.delivery, turn.live.session, turn.live.id) == (None, session or "main", "9")
+        assert (turn.phase, turn.description, mind.name) == (Phase.RUNNING, "as listed", "r")
+        assert (turn.resident.posted, turn.live.takes_input) == (True, True)
+        assert [row.id for row, _ in turn.folded] == [folded], "what went into it is not lost"
+        assert [*host.parts.live] == [turn]
+        assert host.parts.ledger.floor == 9
+        assert (turns / "9").exists(), "the next guard follows it, too"
+
+    left(tmp_path, work)
+
+
 @pytest.mark.parametrize("posted", [True, False])
 def test_a_resident_minds_turn_goes_on_with_what_folded_into_it(tmp_path, turns, posted):
     async def work(host):

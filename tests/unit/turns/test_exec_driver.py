@@ -31,7 +31,7 @@ def test_a_command_is_run_for_its_row(monkeypatch, turns):
             turn = keeper.turn("7", delivery, driver)
             turn.waited = Waited(12, "b")
             assert driver.prepare(turn)
-            assert (turns / "7").read_text() == ""
+            assert (turns / "7").read_text() == 'session "main"\n'
             assert await driver.start(turn, MIND, delivery, b'{"content":"x"}')
             spec = turn.stub.spec
             assert (spec["argv"], spec["cwd"], spec["capture"]) == (("/bin/true",), "/", 0)
