@@ -282,7 +282,9 @@ class Daemon:
         await self.endpoint.close()
         await self.web.close()
         await parts.residents.close()
-        await asyncio.gather(parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S))
+        await asyncio.gather(
+            parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S), parts.waiters.release(SETTLE_S)
+        )
         await parts.scopes.close()
         await self.queue.close()
         if self._failure is not None:

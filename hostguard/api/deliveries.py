@@ -83,15 +83,20 @@ class Deliveries:
         id_ = row_id(request)
         row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
-        if wait is not None and not row.state.final:
-            with self._waiters.waiter(id_) as final, self._waits.begun(peer(request)[0], row.row) as never:
-                # Read again: from here on an end is not missed.
-                if not (await self._control.find(id_)).state.final:
-                    limit = min(seconds(wait), WAIT_MAX_S)
-                    either: list[asyncio.Future[Any]] = [final, never]
-                    await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-                    if never.done() and not final.done():
-                        raise _never_ends(row, never.result())
+        if wait is None or row.state.final:
+            return await self._shown(id_)
+        with self._waiters.waiter(id_) as final, self._waits.begun(peer(request)[0], row.row) as never:
+            # Read again: from here on an end is not missed.
+            if not (await self._control.find(id_)).state.final:
+                limit = min(seconds(wait), WAIT_MAX_S)
+                either: list[asyncio.Future[Any]] = [final, never]
+                await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                if never.done() and not final.done():
+                    raise _never_ends(row, never.result())
+            # Still among those that wait: a guard that stops answers them first.
+            return await self._shown(id_)
+
+    async def _shown(self, id_: int) -> Response:
         found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
             raise unknown("delivery", id_, "it was dropped from the history")

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from hostguard.cli.errors import FAILED, UNKNOWN, USAGE, CliError, ConnectionLost, NotRunning
+from hostguard.cli.errors import FAILED, UNKNOWN, USAGE, CliError, ConnectionLost, NotRunning, Refused
 from hostguard.core import paths
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -182,9 +182,10 @@ def problem(status: int, raw: bytes, retry_after: str | None) -> CliError:
     )
     if retry_after is not None:
         message += f"; try again in {retry_after} s"
+    exit_code = USAGE if status == 400 else FAILED
     if isinstance(code, str) and code.startswith("unknown_"):
-        return CliError(message, UNKNOWN)
-    return CliError(message, USAGE if status == 400 else FAILED)
+        exit_code = UNKNOWN
+    return Refused(message, exit_code, status, document)
 
 
 def _unreachable(error: OSError) -> CliError:

@@ -7,6 +7,11 @@ import sys
 
 from hostguard.core.text import safe
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
 FAILED = 1
 USAGE = 2  # as click exits for a usage error
 NOT_RUNNING = 3
@@ -27,6 +32,15 @@ class CliError(Exception):
         """Print the message on stderr."""
         lines = "\n".join(safe(line) for line in self.message.splitlines())
         print(f"hostguard: {lines}", file=sys.stderr)
+
+
+class Refused(CliError):
+    """The daemon refused the request, with this HTTP status and problem document (RFC 9457)."""
+
+    def __init__(self, message: str, exit_code: int, status: int, document: Mapping[str, Any]) -> None:
+        super().__init__(message, exit_code)
+        self.status = status
+        self.document = document
 
 
 class NotRunning(CliError):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hostguard import __version__
 from hostguard.cli import client
-from hostguard.cli.errors import CliError
+from hostguard.cli.away import Away
+from hostguard.cli.errors import CliError, ConnectionLost
 from hostguard.config import load as config
 from hostguard.core import paths
 from hostguard.core.errors import SystemdFailed
@@ -41,14 +42,23 @@ def _remembered(before: list[Any], seconds: float) -> Iterator[Sample]:
         yield sample_of(value)
     if not seconds:
         return
-    # While a client records, the daemon takes samples at least once a second.
-    with client.request("GET", "/v1/pressure/samples", read_s=10 * TICK) as answer:
-        for line in answer.lines():
-            value = json.loads(line)
-            if value["at"] > seen:
-                yield sample_of(value)
-            if time.monotonic() >= end:
-                return
+    away = Away()
+    away.back()
+    while time.monotonic() < end:
+        try:
+            # While a client records, the daemon takes samples at least once a second.
+            with client.request("GET", "/v1/pressure/samples", read_s=10 * TICK) as answer:
+                away.back()
+                for line in answer.lines():
+                    value = json.loads(line)
+                    if value["at"] > seen:
+                        seen = value["at"]
+                        yield sample_of(value)
+                    if time.monotonic() >= end:
+                        return
+            raise ConnectionLost()
+        except CliError as error:
+            away.bear(error)
 
 
 def from_here(seconds: float) -> tuple[Head, Iterator[Sample]]:

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.errors import ConnectionLost
+from hostguard.cli.away import Away
+from hostguard.cli.errors import CliError, ConnectionLost
+from hostguard.core.clock import now_ms
 from hostguard.core.text import clock, safe
 
 
@@ -19,20 +21,32 @@ from hostguard.core.text import clock, safe
 def command(follow: bool, since: int | None, as_json: bool) -> None:
     """Show holds, starts, ends and changes.
 
-    Without --follow, print the events that the daemon remembers and exit.
+    Without --follow, print the events that the daemon remembers and exit. With it, reconnect if the daemon
+    restarts.
 
     \b
     Examples:
       hostguard events
       hostguard events --follow --json
     """
-    headers = {"Last-Event-ID": str(since or 0)} if since is not None or not follow else {}
-    params = {} if follow else {"follow": "0"}
-    with client.request("GET", "/v1/events", headers=headers, params=params) as answer:
-        for event in client.server_sent(answer.lines()):
-            click.echo(json.dumps(event) if as_json else event_line(event))
-    if follow:
-        raise ConnectionLost()
+    last, away = since, Away()
+    while True:
+        headers = {"Last-Event-ID": str(last or 0)} if last is not None or not follow else {}
+        params = {} if follow else {"follow": "0"}
+        try:
+            with client.request("GET", "/v1/events", headers=headers, params=params) as answer:
+                away.back()
+                last = last or now_ms()  # below all ids of the daemon's next run
+                for event in client.server_sent(answer.lines()):
+                    last = event["id"]
+                    click.echo(json.dumps(event) if as_json else event_line(event))
+            if not follow:
+                return
+            raise ConnectionLost()
+        except CliError as error:
+            if not follow:
+                raise
+            away.bear(error)
 
 
 def event_line(event: Any) -> str:

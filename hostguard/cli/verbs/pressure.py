@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import click
 
 from hostguard.cli import client, recording
+from hostguard.cli.away import Away, ask
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.options import DURATION, json_option, show
 from hostguard.cli.render import terminal_width
@@ -92,8 +93,9 @@ def _cap(cap: int | None) -> str:
 def _watch(as_json: bool) -> None:
     line = "{:19}  {:8}  {:>4}  {:>4}  {:>9}  {:>9}  {:>6}  {}"
     titles = line.format("TIME", "LEVEL", "CAP", "LIVE", "IN FLIGHT", "AWAIT", "BUSY", "EVIDENCE\n")
+    away = Away()
     while True:
-        answer = client.call("GET", "/v1/pressure")
+        answer = ask("GET", "/v1/pressure", away)
         if as_json:
             text = json.dumps({name: value for name, value in answer.items() if name != "samples"})
         else:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import click
 
 from hostguard.cli import client, daemonless
+from hostguard.cli.away import passes
 from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
 from hostguard.cli.options import DURATION, complete_minds
 from hostguard.core.names import MAIN_SESSION
@@ -113,7 +114,7 @@ def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> st
             unit = daemonless.own_turn()
             if unit is not None and unit != before:
                 return unit  # moved, but the answer was lost
-            if not lost and not isinstance(error, NotRunning):
+            if not passes(error):
                 raise
             if deadline is not None and monotonic() > deadline:
                 raise CliError("held for longer than --max-wait; hostguard stopped answering", HELD) from None

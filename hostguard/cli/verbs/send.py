@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from hostguard.cli import client
-from hostguard.cli.errors import FAILED, HELD, CliError
+from hostguard.cli.away import Away
+from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning, Refused
 from hostguard.cli.options import DURATION, TIME, WHILE_SLEEPING, complete_addresses, json_option, show
 from hostguard.cli.tables import row_line
 from hostguard.cli.verbs.queue import ended
@@ -21,6 +22,13 @@ READ_MAX = (
 )  # bytes, the most that limits.payload_max allows; the daemon refuses what is above its own
 POLL_S = 50  # seconds that one request waits; the API allows 60
 FINAL = frozenset({"done", "dead", "cancelled", "expired", "skipped"})
+# Fields of a message, as the command line has them.
+OPTIONS = {
+    "content": "the text", "channel": "the recipient", "session": "--session", "sender": "--sender",
+    "not_before": "--at", "expires_at": "--expires", "interrupt": "--interrupt",
+    "instructions": "--instructions", "whileSleeping": "--while-sleeping",
+}  # fmt: skip
+TIMES = {"not_before", "expires_at"}
 
 
 @click.command()
@@ -53,10 +61,12 @@ def command(
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
-    request = {"to": to, "content": _content(text), **options}
-    answer = client.call("POST", "/v1/deliveries", body=request)
+    answer = _send({"to": to, "content": _content(text), **options})
     deliveries = answer["deliveries"]
     if wait:
+        for delivery in deliveries:
+            if delivery["state"] not in FINAL:
+                CliError(_accepted(delivery)).show()  # its id, should this command be stopped
         deadline = None if timeout is None else monotonic() + timeout
         deliveries = [_wait(delivery, deadline) for delivery in deliveries]
     lines = [_outcome(delivery) if wait else _accepted(delivery) for delivery in deliveries]
@@ -88,8 +98,37 @@ def _accepted(delivery: Any) -> str:
     return f"{row_line(delivery)} ({safe(held)})" if held else row_line(delivery)
 
 
+def _send(request: Any) -> Any:
+    """Send the message; with a key again while the daemon restarts, since it is then accepted only once."""
+    key, away = request["key"], Away()
+    while True:
+        try:
+            return client.call("POST", "/v1/deliveries", body=request)
+        except Refused as error:
+            away.bear(_named(error, key))
+        except ConnectionLost as error:
+            if key is None:
+                found = "hostguard queue --state all shows whether the message was accepted"
+                raise ConnectionLost(f"{error.message}; {found}. With --key it is sent again") from None
+            away.bear(error)
+        except NotRunning as error:
+            away.bear(error)
+
+
+def _named(error: Refused, key: str | None) -> CliError:
+    """If the key was used for another message: name what differs as the command line does."""
+    differs = error.document.get("differs")
+    if not differs:
+        return error
+    text = f"the key {key} was used for another message, delivery {error.document['delivery']}"
+    times = ". A time such as +10m is another one each time: give it as a date" if {*differs} & TIMES else ""
+    return CliError(f"{text}; different here: {', '.join(OPTIONS.get(n, n) for n in differs)}{times}")
+
+
 def _wait(delivery: Any, deadline: float | None) -> Any:
     """Wait until the delivery is final or the deadline (monotonic seconds) has passed."""
+    away = Away(f"; {delivery['id']} is accepted: hostguard queue {delivery['id']}")
+    away.back()
     while delivery["state"] not in FINAL:
         wait_s = POLL_S if deadline is None else min(POLL_S, deadline - monotonic())
         if wait_s <= 0:
@@ -97,7 +136,12 @@ def _wait(delivery: Any, deadline: float | None) -> Any:
         # A delivery that became part of a batch ends with the batch.
         batched = delivery["state"] == "batched"
         id_ = delivery["result"]["delivery"] if batched else delivery["id"]
-        delivery = client.call("GET", f"/v1/deliveries/{id_}", params={"wait_s": round(wait_s, 1)})
+        try:
+            delivery = client.call("GET", f"/v1/deliveries/{id_}", params={"wait_s": round(wait_s, 1)})
+        except CliError as error:
+            away.bear(error)  # it is accepted: ask again while the daemon restarts, or its disk stalls
+        else:
+            away.back()
     return delivery
 
 

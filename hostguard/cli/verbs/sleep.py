@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hostguard.cli import client
+from hostguard.cli.away import Away, ask
 from hostguard.cli.options import TIME, complete_minds, json_option, show
 from hostguard.core.text import clock, safe
 
@@ -46,7 +47,7 @@ def wake(mind: str, as_json: bool) -> None:
 
 def _set(action: str, mind: str, body: dict[str, Any], as_json: bool) -> None:
     mind = mind.removeprefix("@")
-    answer = client.call("POST", f"/v1/minds/{client.quote(mind)}/{action}", body=body)
+    answer = ask("POST", f"/v1/minds/{client.quote(mind)}/{action}", Away(), body)
     name, until = safe(answer["name"]), clock(answer.get("asleep_until"))
     end = f" until {until}" if until else ""
     text = {"awake": f"{name} is awake: {answer['state']}", "asleep": f"{name} is asleep{end}"}.get(

@@ -128,6 +128,53 @@ def test_a_disk_that_fills_up_starts_nothing_until_there_is_room(guard: Guard) -
         assert problems() == []
 
 
+def test_nothing_is_told_on_a_full_disk_before_it_is_stored(guard: Guard) -> None:
+    """`cancel` hung for more than 60 s, the journal said "cancelled by request", and the row ran after a kill."""
+
+    def told() -> list[str]:
+        texts = ("cancelled", "paused", "resumed", "limit", "expired", "asleep")
+        return [
+            line["MESSAGE"]
+            for line in guard.journal("_SYSTEMD_UNIT=hostguard.service")
+            if any(t in line["MESSAGE"] for t in texts)
+        ]
+
+    with small_disk(guard, "1m") as small:
+        begin(guard, small)
+        guard.cli("schedule", "add", "tea", "@bob", "--at", "2033-01-01", "--message", "x")
+        row = guard.json("send", "@bob", "later", "--at", "+60s")["deliveries"][0]["id"]
+        ended = guard.json("send", "@bob", "now", "--wait")["deliveries"][0]["id"]
+        short = guard.json("send", "@bob", "short", "--at", "+9s", "--expires", "+10s")["deliveries"][0]["id"]
+        with suppress(OSError), (small / "fill").open("wb", buffering=0) as fill:
+            while True:
+                fill.write(b"x" * 4096)
+        caps = iter(range(1, 1000))
+        while guard.cli("limit", "set", f"global_concurrent_turns={next(caps)}", check=False).returncode == 0:
+            pass  # small changes still fit
+        before = told()
+        for verb in (
+            ("cancel", str(row)), ("cancel", str(row)), ("retry", str(ended)), ("pause",), ("pause", "bob"),
+            ("limit", "set", "global_concurrent_turns=3"), ("sleep", "bob"), ("schedule", "remove", "tea"),
+            ("schedule", "add", "more", "@bob", "--at", "2033-01-01", "--message", "x"),
+            ("schedule", "run", "tea"), ("send", "@bob", "hello"),
+        ):  # fmt: skip
+            began = time.monotonic()
+            said = guard.cli(*verb, check=False)
+            assert (said.returncode, said.stdout) == (1, ""), verb
+            assert "full" in said.stderr, (verb, said.stderr)
+            assert time.monotonic() - began < 10, verb
+        time.sleep(10)
+        assert told() == before, "nothing of it is stored"
+        guard.kill()
+        (small / "fill").unlink()
+        wait_for(lambda: guard.cli("status", check=False).returncode == 0, 30)
+        assert guard.json("queue", str(short))["state"] == "expired"
+        assert guard.json("queue", str(row))["state"] == "queued"
+        assert guard.json("cancel", str(row))["deliveries"][0]["state"] == "cancelled"
+        assert [f"{row} cancelled" in line for line in told()].count(True) == 1
+        assert ran() == 1
+
+
 def test_the_journal_is_made_anew(guard: Guard) -> None:
     begin(guard)
     systemctl(

@@ -90,7 +90,7 @@ def test_it_ends_once_it_is_idle_or_its_processes_are_gone(
 
 def test_it_ends_with_its_mind(host: ResidentHost) -> None:
     mind = host.one()
-    lose_row(host, mind, moved_away, "x !work=4 die")
+    lose_row(host, mind, moved_away, "x !work=24 die")
     waits = host.send("m", "waits", session="t")
     host.done(waits)
     wait_for(lambda: not host.guard.scopes())

@@ -77,6 +77,36 @@ def test_send_wait_exits_with_what_became_of_it(
     assert (done.returncode, said in done.stdout) == (exit_code, True), done
 
 
+def test_a_key_that_was_used_for_another_message_says_what_differs(daemon: StandIn) -> None:
+    document = {
+        "code": "conflict",
+        "detail": "x",
+        "delivery": 3,
+        "differs": ["content", "not_before", "typing"],
+    }
+    daemon.answer("POST /v1/deliveries", document, 409)
+    done = daemon.run("send", "@m", "hi", "--key", "k", "--at", "+1m")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "hostguard: the key k was used for another message, delivery 3; different here: the text, --at, typing."
+        " A time such as +10m is another one each time: give it as a date\n"
+    )
+    document["differs"] = ["whileSleeping"]
+    daemon.answer("POST /v1/deliveries", document, 409)
+    done = daemon.run("send", "@m", "hi", "--key", "k")
+    assert done.stderr.endswith("different here: --while-sleeping\n")
+
+
+def test_send_wait_says_the_id_first_and_bears_with_a_disk_that_stalls(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": []}, 201)
+    daemon.answer("GET /v1/deliveries/1", {"code": "unavailable", "detail": "the card stalls"}, 503)
+    done = daemon.run("send", "@m", "hi", "--wait", "--timeout", "1s")
+    assert (done.returncode, done.stderr) == (75, "hostguard: 1 m queued\nhostguard: the card stalls\n")
+    daemon.answer("GET /v1/deliveries/1", {"code": "conflict", "detail": "it would never end"}, 409)
+    done = daemon.run("send", "@m", "hi", "--wait")
+    assert (done.returncode, done.stderr) == (1, "hostguard: 1 m queued\nhostguard: it would never end\n")
+
+
 def test_minds_whose_queue_was_full_are_named(daemon: StandIn) -> None:
     daemon.answer("POST /v1/deliveries", {"deliveries": [row()], "refused": ["n"]}, 201)
     done = daemon.run("send", "#c", "hi")

@@ -99,15 +99,24 @@ def test_a_kept_time_of_its_own_removes_itself(tmp_path):
     run(main())
 
 
-def test_a_configured_time_of_its_own_is_remembered(tmp_path):
-    tea = Schedule("tea", "bob", at=NOON + HOUR, message="tea")
+def test_a_configured_time_of_its_own_is_remembered(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hostguard.delivery.schedules")
+    tea = Schedule("tea", "bob", at=NOON + HOUR, message="tea", timezone="UTC")
 
     async def main():
         async with Host(tmp_path, tea) as host:
             await host.at(NOON + HOUR)
             await host.reload()
             await host.reload(tea)  # taken out and back in: meant anew
-            assert len(await host.rows()) == 1  # the key still knows
+            [row] = await host.rows()  # the key still knows
+            assert host.scheduler.times("tea") == (None, row.created_at), "it does not count as fired again"
+            await host.reload()
+            await host.reload(replace(tea, message="another"))
+            assert len(await host.rows()) == 1
+            assert host.scheduler.times("tea") == (None, None)
+        assert [record.getMessage() for record in caplog.records] == [
+            "schedule tea: 2026-06-10 13:00+00:00 was sent before, and is not sent again"
+        ] * 2
         async with Host(tmp_path, tea, now=NOON + DAY) as host:
             assert len(await host.rows()) == 1
             await host.reload(Schedule("tea", "bob", at=NOON + 2 * DAY, message="tea"))

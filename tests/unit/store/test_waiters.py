@@ -32,3 +32,24 @@ def test_one_who_left_is_not_told():
             assert (stays.done(), leaves.done()) == (True, False)
 
     asyncio.run(work())
+
+
+def test_a_guard_that_stops_lets_nobody_wait():
+    async def work():
+        waiters = Waiters()
+
+        async def wait():
+            with waiters.waiter(1) as future:
+                await asyncio.wait([future], timeout=30)
+
+        waits = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        begun = asyncio.get_running_loop().time()
+        await waiters.release(5)
+        assert waits.done()
+        with waiters.waiter(2) as late:
+            assert late.done(), "nor anybody who comes now"
+            await waiters.release(0.1)
+        assert asyncio.get_running_loop().time() - begun < 3
+
+    asyncio.run(work())

@@ -654,6 +654,29 @@ def test_an_earlier_guards_turn_goes_on(driven, posted):
     driven(work)
 
 
+@pytest.mark.parametrize("how", ["done", "died"])
+def test_an_earlier_guards_turn_whose_row_is_lost_goes_on_and_ends(driven, how):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        with (paths.TURNS / "7").open("a") as record:
+            record.write("started\nanchor 4711\n")
+        turn.phase, turn.resident, turn.delivery = Phase.RUNNING, Resident(posted=True), None
+        await parts.driver.resume(turn, M)
+        assert parts.processes.adopted == [(turn.live.unit, "main", 4711)]
+        assert parts.client.posted == []
+        if how == "done":
+            assert parts.driver.done("m", "other", None, None) == []
+            [done] = parts.driver.done("m", "main", None, None)
+            await asyncio.wait_for(parts.dones.stored([done]), 1)
+        else:
+            parts.driver.mind_died(MindDied("m"))
+        await until(lambda: parts.keeper.over)
+        assert parts.keeper.over[0][1].outcome == how
+
+    driven(work)
+
+
 @pytest.mark.parametrize(
     ("mind", "record"),
     [(None, "started\nanchor 4\n"), (MIND, "started\nanchor 4\n"), (M, "started\n"), (M, None)],
