@@ -26,14 +26,14 @@ DIGEST_BYTES = 8  # against mistakes, not against somebody who wants two of his 
 _ENDED = """
     SELECT json_object('session', session, 'state', state, 'kind', kind, 'sender', sender, 'channel', channel,
         'created_at', created_at, 'attempts', attempts, 'ended_at', ended_at, 'result', json_object(
-            'outcome', json_extract(result, '$.outcome'), 'exit', json_extract(result, '$.exit'),
-            'reason', json_extract(result, '$.reason')))
-    FROM deliveries WHERE id = delivery
+            'outcome', json_extract(told, '$.outcome'), 'exit', json_extract(told, '$.exit'),
+            'reason', json_extract(told, '$.reason')))
+    FROM (SELECT *, iif(json_valid(result), result, '{}') AS told FROM deliveries WHERE id = delivery)
 """
 
 
 class Used(NamedTuple):
-    """A key that was used. `request`: see fingerprint; `gone`: what is kept of a row that left the history."""
+    """A key that was used. `request`: see fingerprint; `gone`: what is kept of a row that is not there."""
 
     delivery: int
     request: str | None
@@ -53,13 +53,13 @@ def fingerprint(request: Mapping[str, Any]) -> str:
 def find(db: Connection, owner: str, key: str, minds: Collection[str]) -> list[Used]:
     """What is known of a key, for these minds, in order of their rows. Raises Damaged."""
     rows = db.execute(
-        "SELECT delivery, owner, key, mind, request, left_at, ended, sum FROM keys WHERE key = ? AND owner = ?"
-        " ORDER BY delivery",
+        "SELECT delivery, mind, key, owner, request, left_at, ended, sum FROM keys"
+        " WHERE key = ? AND owner = ? ORDER BY delivery",
         (key, owner),
     )
     found = []
     for values in rows.fetchall():
-        delivery, _, _, mind, request, _, ended = checked("keys", values[0], values)
+        delivery, mind, _, _, request, _, ended = checked("keys", values[0], values)
         if mind in minds:
             gone = None if ended is None else _gone(delivery, mind, key, json.loads(ended))
             found.append(Used(delivery, request, gone))

@@ -191,11 +191,12 @@ class Queue:
                     alone = failure if lone else self._try_commit([write])
                     if not isinstance(alone, Exception):
                         done += alone
-                    elif write.keep and isinstance(alone, Unavailable):
+                    elif isinstance(alone, Faulty | Unreadable):
+                        self._note_fault(str(alone))
+                        done.append((write, None, Faulty(str(alone)) if write.keep else alone))
+                    elif write.keep:
                         again.append(write)
                     else:
-                        if isinstance(alone, Faulty):
-                            self._note_fault(alone)
                         done.append((write, None, alone))
             self._resolve(done)
             if batch and self.trouble is not None and not failed:
@@ -240,7 +241,7 @@ class Queue:
             return self._commit_without_damage(batch)
         except Unavailable as error:
             log.error("%s", error)
-            return Faulty(str(error)) if isinstance(error, Unreadable) else error
+            return error
         except Exception as error:
             with suppress(sqlite3.Error):
                 self._db.rollback()
@@ -318,9 +319,8 @@ class Queue:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(resolve)
 
-    def _note_fault(self, fault: Faulty) -> None:
+    def _note_fault(self, bug: str) -> None:
         """Report a bug once, however many changes it costs."""
-        bug = str(fault)
         if bug not in self.faults:
             log.error("a change is given up, its rows stay as they are stored: a bug in hostguard: %s", bug)
         self.faults[bug] = self.faults.get(bug, 0) + 1

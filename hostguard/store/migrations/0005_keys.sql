@@ -1,17 +1,17 @@
 -- Idempotency keys: kept with their rows, and for a while after those have left the history: see keys.py.
 CREATE TABLE keys (
     delivery INTEGER PRIMARY KEY CHECK (delivery > 0),  -- deliveries.id
-    owner TEXT NOT NULL CHECK (owner IN ('', 'schedule', 'run')),  -- '': a sender
-    key TEXT NOT NULL,
     mind TEXT NOT NULL,
-    request TEXT CHECK (json_valid(request)),  -- a digest of each part of the request; NULL: from before this table
+    key TEXT NOT NULL,
+    owner TEXT NOT NULL CHECK (owner IN ('', 'schedule', 'run')),  -- '': a sender
+    request TEXT CHECK (request IS NULL OR json_valid(request)),  -- a digest of each part; NULL: an older guard
     left_at INTEGER,                           -- when the row left the history; NULL: it is there
-    ended TEXT CHECK (json_valid(ended)),      -- from then on: what became of the row
+    ended TEXT CHECK (ended IS NULL OR json_valid(ended)),  -- from then on: what became of the row
     sum INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 INSERT INTO keys
-    SELECT delivery, owner, key, mind, NULL, NULL, NULL, row_sum(delivery, owner, key, mind, NULL, NULL, NULL)
+    SELECT delivery, mind, key, owner, NULL, NULL, NULL, row_sum(delivery, mind, key, owner, NULL, NULL, NULL)
     FROM (
         SELECT id AS delivery, key, mind,
             CASE WHEN kind = 'run' THEN 'run'

@@ -250,7 +250,7 @@ def _misspelled(db):
 
 
 def _duplicate(db):
-    db.execute("INSERT INTO settings VALUES ('a secret', 1), ('a secret', 2)")
+    db.execute("INSERT INTO settings (name, value) VALUES ('a secret', '1'), ('a secret', '2')")
 
 
 @pytest.mark.parametrize(
