@@ -213,8 +213,9 @@ def test_a_live_turn_takes_what_waited_behind_one_that_is_cancelled_at_a_full_ca
     """A row that folds needs no slot: it must not wait for one that would let others start."""
 
     async def work(manager):
-        row, refused, behind = [await sent(manager) for _ in range(3)]
-        other = await sent(manager, "t")
+        row, refused = [await sent(manager) for _ in range(2)]
+        other = (await acceptor(manager).store(message("b"))).rows[0]
+        behind = await sent(manager)
         (turn,) = manager.live
         taking = replace(turn.live, takes_input=True)
         turn.live = manager.live._minds["a"][taking.unit] = taking
@@ -228,6 +229,6 @@ def test_a_live_turn_takes_what_waited_behind_one_that_is_cancelled_at_a_full_ca
         await settled(manager)
         assert fed[-1] == behind.row
         assert live(manager) == [row.id]
-        assert manager.parts.gate.hold(other.row).reason is Reason.MIND_BUSY
+        assert manager.parts.gate.hold(other.row).reason is Reason.GLOBAL_CAP
 
-    on_manager(tmp_path, work)
+    on_manager(tmp_path, work, replace(CONFIG, global_concurrent_turns=1))
