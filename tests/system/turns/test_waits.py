@@ -127,19 +127,6 @@ def test_once_another_turn_begins_to_wait(scripted: ScriptedHost) -> None:
     all_done(scripted)
 
 
-def test_a_person_waits_as_long_as_they_like(scripted: ScriptedHost) -> None:
-    scripted.start("a")
-    first = scripted.send("@a", f"wait_go; {waits('queue')}")
-    scripted.wait_started(first)
-    behind = scripted.send("@a")
-    with pytest.raises(AssertionError, match="did not happen"):
-        wait_for(lambda: scripted.row(behind)["state"] == "done", 1)
-    found = scripted.get(f"/v1/deliveries/{behind}?wait_s=1")
-    assert found["state"] == "queued"
-    scripted.go(first)
-    scripted.done(first, behind)
-
-
 # -- hostguard run
 
 
