@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
+import socket
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -112,7 +114,7 @@ class Connection(asyncio.Protocol):
     async def _serve(self) -> None:
         try:
             wait = self._limits.head_s
-            while (request := await self._head(wait)) is not None:
+            while (request := await self._head(wait)) is not None and not self._gone():
                 self._busy = True
                 await self._answer(request)
                 self._busy = False
@@ -139,6 +141,21 @@ class Connection(asyncio.Protocol):
         host, number = self._client
         who = f"a process (pid {number}, {host})" if host.startswith("uid=") else f"{host} port {number}"
         self._malformed.warn(f"{who} sent what is not HTTP/1.1")
+
+    def _gone(self) -> bool:
+        """True if a local client gave up: it closed the connection, rather than only its own direction.
+
+        Its request may have waited for the guard's start, and it said since that nothing was done. How a TCP
+        client closed is not known: the report of a mind counts in any case.
+        """
+        sock = self._transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            return False
+        if self._lost:
+            return True
+        closed = select.poll()
+        closed.register(sock, 0)  # POLLHUP is always reported
+        return bool(closed.poll(0))
 
     async def _head(self, wait: float | None) -> h11.Request | None:
         async with asyncio.timeout(wait):

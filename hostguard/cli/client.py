@@ -11,7 +11,17 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from hostguard.cli.errors import FAILED, UNKNOWN, USAGE, CliError, ConnectionLost, NotRunning, Refused
+from hostguard.cli.errors import (
+    FAILED,
+    UNKNOWN,
+    USAGE,
+    CliError,
+    ConnectionLost,
+    NotAccepting,
+    NotRunning,
+    OnStandby,
+    Refused,
+)
 from hostguard.core import paths
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -22,6 +32,9 @@ if TYPE_CHECKING:
     Params = Mapping[str, Any] | None
 
 CONNECT_S = 5.0
+# systemd takes connections for a daemon that does not run. One that runs reads a request at once, whatever
+# its disk does, and a slow host needs some seconds to start one.
+ACCEPT_S = 15.0
 # Longer than the worst stall of a card on record (facts.md: one sync of > 2 min); the daemon answers 503 long
 # before.
 READ_S = 180.0
@@ -107,16 +120,48 @@ def request(
             connection.connect(str(paths.SOCKET))
         except OSError as error:
             raise _unreachable(error) from None
-        connection.settimeout(read_s)
+        connection.settimeout(ACCEPT_S)
         with connection.makefile("rb") as file:
             with _reported():
                 # The daemon may refuse a request before all of it was sent; its answer has the reason.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.sendall("\r\n".join(head).encode("latin-1") + raw)
+                    _send(connection, "\r\n".join(head).encode("latin-1") + raw, read_s)
                 answer = Answer(file)
             if not 200 <= answer.status < 300:
                 raise problem(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
             yield answer
+
+
+def _send(connection: socket.socket, request: bytes, read_s: float | None) -> None:
+    """Send a request, and wait for the begin of the answer as long as nobody reads the request.
+
+    Raises NotAccepting, OSError.
+    """
+    first = ACCEPT_S if read_s is None else min(ACCEPT_S, read_s)
+    try:
+        connection.sendall(request)
+        connection.settimeout(first)
+        connection.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        if _unread(connection):
+            raise NotAccepting(
+                f"hostguard takes no requests on {paths.SOCKET}, so nothing was done; it may be starting: see"
+                " systemctl status hostguard"
+            ) from None
+        if read_s == first:
+            raise
+    connection.settimeout(read_s)
+
+
+def _unread(connection: socket.socket) -> bool:
+    """True if the other end has not read all that was sent."""
+    from array import array
+    from fcntl import ioctl
+    from termios import TIOCOUTQ  # the same as SIOCOUTQ: see unix(7)
+
+    left = array("i", [0])
+    ioctl(connection, TIOCOUTQ, left)
+    return left[0] > 0
 
 
 def _query(params: Params) -> str:
@@ -185,7 +230,7 @@ def problem(status: int, raw: bytes, retry_after: str | None) -> CliError:
     exit_code = USAGE if status == 400 else FAILED
     if isinstance(code, str) and code.startswith("unknown_"):
         exit_code = UNKNOWN
-    return Refused(message, exit_code, status, document)
+    return (OnStandby if code == "standby" else Refused)(message, exit_code, status, document)
 
 
 def _unreachable(error: OSError) -> CliError:

@@ -51,6 +51,14 @@ class NotRunning(CliError):
         super().__init__(message or f"hostguard is not running: {systemctl} start hostguard", NOT_RUNNING)
 
 
+class NotAccepting(NotRunning):
+    """The socket takes connections, but no daemon accepts them."""
+
+
+class OnStandby(Refused):
+    """The daemon runs but cannot start its work; the message has the reason."""
+
+
 class ConnectionLost(CliError):
     """The daemon closed the connection, or stopped answering, before its answer was complete."""
 

@@ -679,3 +679,28 @@ def test_the_daemon_goes_without_what_it_does_not_need() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_request_whose_client_gave_up_before_it_was_accepted_is_not_carried_out(tmp_path: Path) -> None:
+    """It waited in the backlog, while no guard ran: whoever sent it was told that nothing was done."""
+
+    async def main() -> None:
+        host, listener = Host(tmp_path / "sock"), listen(tmp_path / "sock")
+        gone, half, there = (socket.socket(socket.AF_UNIX) for _ in range(3))
+        for client in (gone, half, there):
+            client.connect(str(host.path))
+            client.sendall(GET.replace(b"/ ", b"/wait "))
+        gone.close()
+        half.shutdown(socket.SHUT_WR)
+        server = Server(host.app, LOCAL)
+        await server.start(listener)
+        await until(lambda: host.waiting == 2)
+        await asyncio.sleep(0.1)
+        assert host.waiting == 2
+        host.go_on.set()
+        for client in (half, there):
+            assert b"at last" in await asyncio.to_thread(client.recv, 1 << 16)
+            client.close()
+        server.end()
+
+    asyncio.run(main())
