@@ -21,12 +21,12 @@ from hostguard.api.pressure import Pressure
 from hostguard.api.report import Reports
 from hostguard.api.schedules import Schedules
 from hostguard.api.server import LOCAL, Server, listen
-from hostguard.api.standby import Stopped, open_queue
+from hostguard.api.standby import Standby, Stopped, claim, obstacle
 from hostguard.api.turns import Turns
 from hostguard.api.views import Views
 from hostguard.api.volute import Endpoint
 from hostguard.api.web import Pages, WebEndpoint
-from hostguard.config.load import load
+from hostguard.config.load import load_on_host
 from hostguard.core import paths, signals
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import ConfigError, Problem
@@ -42,6 +42,7 @@ from hostguard.delivery.route_files import RouteFiles
 from hostguard.delivery.schedules import Scheduler
 from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.backlog import Backlog
+from hostguard.gate.broken_minds import BrokenMinds
 from hostguard.gate.control import Control, DeliveryControl
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.gate.gate import BacklogRows, Gate
@@ -54,23 +55,21 @@ from hostguard.gate.waits import Waits
 from hostguard.linux import mlock
 from hostguard.linux.disk import UNKNOWN, choose
 from hostguard.linux.durable import NOT_DURABLE, doubt
-from hostguard.linux.files import lock_for_life
 from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store import failures
-from hostguard.store.schema import SchemaTooNew
 from hostguard.store.settings import SettingsStore
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.client import Systemd
-from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.counters import Counters
 from hostguard.telemetry.events import Event, Events, RecentEvents, to_journal
 from hostguard.telemetry.health import Health
+from hostguard.telemetry.problems import of_schedules
 from hostguard.telemetry.timeline_recorder import TimelineRecorder
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
@@ -90,8 +89,7 @@ log = logging.getLogger("hostguard")
 USAGE = """usage: hostguardd [--user | --version]
 The daemon, configured in /etc/hostguard/hostguard.toml; with --user that of a user's own service manager."""
 
-EXIT_FAILURE, EXIT_NOTCONFIGURED = 1, 6  # of the service, as in systemd.exec(5)
-LOCK_S = 5.0  # a daemonless `hostguard run` holds the lock while it starts its scope
+EXIT_FAILURE = 1  # of the service, as in systemd.exec(5)
 SETTLE_S = 5.0  # for starts under way when we stop
 
 
@@ -130,6 +128,7 @@ class Parts:
         )
         self.waits = waits = Waits(policy, live, backlog)
         self.rows, self.routes = BacklogRows(backlog, gate, redrive), RouteFiles(routes_changed)
+        self.broken_minds = BrokenMinds(policy, redrive)
         adoption = Adoption(systemd, scopes.cgroup, mind_died, self.processes_moved)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
@@ -221,7 +220,8 @@ class Daemon:
         self.web = WebEndpoint(Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self.doubt: str | None = None  # why what is accepted may not be on a disk
-        self._stop = asyncio.Event()
+        self._stop, self._claimed, self._ready = asyncio.Event(), False, False
+        self._standby = Standby(self.notifier, self._stop)
         self._failure: str | None = None
         self._reloading, self._reloads = asyncio.Lock(), Tasks(expected=(ConfigError,))
         parts.pumped.subscribe(lambda _: parts.monitor.poke())
@@ -231,6 +231,7 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """The body of GET /v1/status."""
         faults = {
+            "schedule_broken": of_schedules(self.parts.scheduler.held()),
             "minds_endpoint": self.endpoint.problem,
             "web_endpoint": self.web.problem,
             "not_durable": self.doubt and NOT_DURABLE.format(self.doubt),
@@ -242,37 +243,25 @@ class Daemon:
         loop, parts = asyncio.get_running_loop(), self.parts
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._reloads.start(self.reload()))
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         await thaw_left()
-        config = await asyncio.to_thread(load)
         self.notifier.feed_watchdog()
         try:
-            listener = await open_queue(self.queue, self.notifier, self._stop)
+            config = await self._standby.until(self._prepare)
+            try:
+                server = await self._start(config)
+            except Exception as error:
+                parts.dispatcher.close()
+                await self._standby.afresh(error)
         except Stopped:
             return
-        await parts.settings.load()
-        parts.health.load(*await self.queue.read(lambda db: (failures.latest(db), failures.dead(db))))
-        if self.queue.notice:
-            log.critical("%s", self.queue.notice)
-        await self._use(config)
-        await parts.scopes.open()
-        parts.monitor.start(self.device)
-        await parts.routes.start(config)  # instructions go with what is posted
-        await parts.recovery.run()
-        parts.dispatcher.open()
-        await parts.held.start()
-        parts.sleeper.start()
-        await parts.scheduler.reload()
-        server = Server(self.app, LOCAL)
-        await server.start(listener or listen(paths.SOCKET))
-        await self.endpoint.start(config.events_listen)
-        await self.web.start(config.web_listen)
-        await mlock.try_lock()
+        self._ready = True
         self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
         await self._stop.wait()
         self.notifier.send("STOPPING=1")
         parts.dispatcher.close()
         parts.rows.close()
+        parts.broken_minds.close()
         parts.scheduler.close()
         parts.sleeper.close()
         await parts.monitor.close()
@@ -290,11 +279,46 @@ class Daemon:
         if self._failure is not None:
             raise Unavailable(self._failure)
 
+    async def _prepare(self) -> Config:
+        """All of a start that can fail for what somebody can correct. It may be called again."""
+        parts = self.parts
+        if not self._claimed:
+            await asyncio.to_thread(claim)
+            self._claimed = True
+        config = await asyncio.to_thread(load_on_host, at_boot=True)
+        if not self.queue.is_open:
+            await self.queue.open()
+        await parts.settings.load()
+        parts.health.load(*await self.queue.read(lambda db: (failures.latest(db), failures.dead(db))))
+        await self._use(config)
+        await parts.scopes.open()
+        return config
+
+    async def _start(self, config: Config) -> Server:
+        """Match the queue with the live turns, start the next ones, and serve the API."""
+        parts = self.parts
+        if self.queue.notice:
+            log.critical("%s", self.queue.notice)
+        await parts.routes.start(config)  # instructions go with what is posted
+        await parts.recovery.run()
+        await parts.held.start()
+        parts.sleeper.start()
+        await parts.scheduler.reload()
+        parts.monitor.start(self.device)
+        parts.dispatcher.open()
+        server = Server(self.app, LOCAL)
+        await server.start(self._standby.listener or listen(paths.SOCKET))
+        await self.endpoint.start(config.events_listen)
+        await self.web.start(config.web_listen)
+        await mlock.try_lock()
+        return server
+
     async def _use(self, config: Config) -> None:
         """Follow the configuration, as far as a start and a reload do the same."""
         parts, minds = self.parts, config.minds.values()
         await parts.residents.use(config)
         parts.policy.config = config
+        parts.broken_minds.follow()
         self.queue.keep_history(config.history_rows)
         self.device = device = await asyncio.to_thread(choose, config.device_path, paths.STATE)
         parts.scopes.device, parts.scopes.disk = device.node, device.name
@@ -309,7 +333,7 @@ class Daemon:
         async with self._reloading:
             self.notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                config = await asyncio.to_thread(load)
+                config = await asyncio.to_thread(load_on_host, at_boot=False)
             except ConfigError as error:
                 log.error("the new configuration is rejected and the running one kept:\n%s", error)
                 self.shown.reload_failed = True
@@ -328,6 +352,12 @@ class Daemon:
             parts.events.emit(Event.RELOADED, text)
             parts.control.redrive()
             self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
+
+    def _hung_up(self) -> None:
+        if self._ready:
+            self._reloads.start(self.reload())
+        else:
+            self._standby.try_again()
 
     def _damaged(self, damaged: signals.QueueDamaged) -> None:
         """The next start checks the file and moves it aside; going on would spread the damage."""
@@ -351,19 +381,11 @@ def main() -> None:
     journal = Journal("hostguardd")
     take_over(journal)
     try:
-        paths.RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
-        paths.RUNTIME.chmod(0o755)
-        paths.TURNS.mkdir(mode=0o700, exist_ok=True)
-        paths.STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not lock_for_life(paths.LOCK, LOCK_S):
-            raise BlockingIOError(f"another hostguardd runs on this host (it holds {paths.LOCK})")
         asyncio.run(Daemon(journal).run())
-    except (ConfigError, Unavailable, SchemaTooNew, SystemdError, SystemdLost, OSError) as error:
-        refused = isinstance(error, ConfigError)
-        text = f"invalid configuration:\n{error}" if refused else error
-        log.critical("%s", text)
-        print(f"hostguardd: {text}", file=sys.stderr)
-        sys.exit(EXIT_NOTCONFIGURED if refused else EXIT_FAILURE)
+    except Exception as error:
+        log.critical("%s", obstacle(error).text)
+        print(f"hostguardd: {obstacle(error).text}", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
 
 
 if __name__ == "__main__":

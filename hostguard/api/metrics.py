@@ -45,6 +45,11 @@ Labels = tuple[str, ...]  # names, or values, of one series
 Values = Mapping[Labels, float]
 OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is left of removed minds
 LIBRARY = "prometheus_client"
+FLAGS = {  # of a mind in the status
+    "down": "1 if the mind's server takes no connections.",
+    "broken": "1 if the mind's user or program is gone, so that its deliveries are held.",
+    "frozen": "1 if the mind's service or one of its turns is frozen.",
+}
 
 
 @dataclass(eq=False)
@@ -155,21 +160,20 @@ class Metrics:
         zeros: dict[Labels, float] = {(code,): 0.0 for code in CODES}
         yield _gauge("hostguard_problem", text, ("code",), zeros | now)
         minds = [mind for mind in status["minds"] if mind["name"] in self._configured]
-        in_a_row, dead, down, frozen = (self._zeros() for _ in range(4))
+        in_a_row, dead, *flags = (self._zeros() for _ in range(5))
         for mind in minds:
             label = (self._label(mind["name"]),)
             streak = mind["failures"]["in_a_row"] if mind["failures"] else 0
             in_a_row[label] = max(in_a_row.get(label, 0), streak)
-            for values, count in ((dead, mind["dead"]), (down, mind["down"]), (frozen, mind["frozen"])):
-                values[label] = values.get(label, 0) + (count if isinstance(count, int) else bool(count))
+            dead[label] = dead.get(label, 0) + mind["dead"]
+            for values, name in zip(flags, FLAGS, strict=True):
+                values[label] = values.get(label, 0) + bool(mind[name])
         text = "How many of the mind's last turns have failed, one after another."
         yield _gauge("hostguard_mind_failures_in_a_row", text, ("mind",), in_a_row)
         text = "Dead letters that wait for a person: see hostguard dead list."
         yield _gauge("hostguard_dead_letters_kept", text, ("mind",), dead)
-        text = "1 if the mind's server takes no connections."
-        yield _gauge("hostguard_mind_down", text, ("mind",), down)
-        text = "1 if the mind's service or one of its turns is frozen."
-        yield _gauge("hostguard_mind_frozen", text, ("mind",), frozen)
+        for values, (name, text) in zip(flags, FLAGS.items(), strict=True):
+            yield _gauge(f"hostguard_mind_{name}", text, ("mind",), values)
 
     def _pressure(self) -> Iterator[Metric]:
         level, levels = self._monitor.state.level, self._counts.levels

@@ -112,6 +112,6 @@ class Schedules:
     def _shown(self, schedule: Schedule, kept: bool) -> dict[str, Any]:
         next_at, last_at = self._scheduler.times(schedule.name)
         row, skipped = self._scheduler.unbegun(schedule.name)
-        source = "kept" if kept else "config"
+        source, held = "kept" if kept else "config", self._scheduler.held().get(schedule.name)
         times = {"next_at": next_at, "last_at": last_at, "last_delivery": row, "skipped": skipped}
-        return {**asdict(schedule), "source": source, **times}
+        return {**asdict(schedule), "source": source, **times, "held": held}

@@ -38,7 +38,8 @@ RETRY_S = 5.0  # after an address that could not be had
 # A caller may be slow: it runs on the host whose disk stalls.
 LOCAL = Limits(connections=600, head_s=60, idle_s=5, stall_s=None)
 # On loopback a whole request comes at once: longer, and somebody only holds the connection.
-LOOPBACK = Limits(connections=100, head_s=5, idle_s=0, stall_s=30)
+# More connections than wait in the backlog, which all come at once when the guard is back.
+LOOPBACK = Limits(connections=2 * BACKLOG, head_s=5, idle_s=0, stall_s=30)
 
 
 class Server:
@@ -92,6 +93,12 @@ def peer(request: Request) -> tuple[int, int]:
 def is_loopback(address: str) -> bool:
     """True if an IP address is of this host only."""
     return ipaddress.ip_address(address).is_loopback
+
+
+def activated() -> bool:
+    """True if systemd passes the API's socket, so that no other guard's is in its place."""
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and SOCKET_UNIT in names
 
 
 def handed_over(name: str) -> socket.socket | None:

@@ -184,6 +184,7 @@ class Views:
             "failures": None if failing is None else asdict(failing),
             "dead": self._health.dead(name),
             "down": down,
+            "broken": mind.broken or None if mind else None,
             "frozen": frozen,
             "write_bytes": self._ledger.written[name],
             "command": list(mind.command) if mind else [],
@@ -236,6 +237,8 @@ def mind_state(mind: Mind | None, view: MindView, down: bool, frozen: bool) -> s
     """The state of a mind, None if it is not configured, in one word."""
     if mind is None:
         return "unknown"
+    if view.broken:
+        return "broken"
     if view.paused:
         return "paused"
     if frozen:

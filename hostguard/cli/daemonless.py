@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from hostguard.cli import client
-from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning
+from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning, OnStandby
 from hostguard.core import paths
 from hostguard.core.admission import decide
 from hostguard.core.clock import now_ms
@@ -132,10 +132,12 @@ def _configured(name: str) -> tuple[Config, Mind, str | None]:
     from hostguard.config.load import load
     from hostguard.linux.disk import choose
 
-    config = load()
+    config = load(at_boot=True)  # a fault of another mind does not matter
     mind = config.minds.get(name)
     if mind is None:
         raise CliError(f"no mind {name!r}: add [minds.{name}] to {paths.CONFIG}", UNKNOWN)
+    if mind.broken:
+        raise CliError(f"{name} cannot work: {mind.broken}")
     return config, mind, choose(config.device_path, paths.STATE).node
 
 
@@ -198,6 +200,8 @@ def _locked(fd: int) -> bool:
 def _daemon_answers() -> bool:
     try:
         client.call("GET", "/v1/status", read_s=1.0)
+    except OnStandby:
+        return True  # and refuses what it is asked, with the reason
     except CliError:
         return False
     return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hostguard.cli import client
-from hostguard.cli.errors import NOT_RUNNING, CliError, NotRunning
+from hostguard.cli.errors import CliError, NotRunning, OnStandby
 from hostguard.cli.render import colours, terminal_size, to_json
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
-from hostguard.telemetry.headlines import QUIET, busy_minds, news
+from hostguard.telemetry.headlines import AWAY, QUIET, busy_minds, news
 from hostguard.telemetry.problems import Line
 
 TABLE_MIN = 3  # rows of a table to show on even the smallest screen
@@ -31,18 +31,18 @@ def show(as_json: bool) -> int:
     """Print the status; the exit code. Raises CliError."""
     try:
         status = client.call("GET", "/v1/status")
-    except NotRunning as error:
+    except (NotRunning, OnStandby) as error:
         try:
-            _print(_without_daemon(), as_json)
+            _print(_without_daemon(error), as_json)
         except SystemdFailed as no_systemd:
             CliError(str(no_systemd)).show()
         error.show()
-        return NOT_RUNNING
+        return error.exit_code
     _print(status, as_json)
     return 0
 
 
-def _without_daemon() -> Any:
+def _without_daemon(error: CliError) -> Any:
     from hostguard.cli.daemonless import live_scopes
     from hostguard.systemd.dbus_blocking import Bus
 
@@ -57,7 +57,9 @@ def _without_daemon() -> Any:
         }
         for scope in scopes
     ]  # fmt: skip
-    return {"state": "not_running", "turns": len(live), "live": live}
+    state = "standby" if isinstance(error, OnStandby) else "not_running"
+    problems = [{"code": state, "text": error.message}]
+    return {"state": state, "turns": len(live), "live": live, "problems": problems}
 
 
 def _print(status: Any, as_json: bool) -> None:
@@ -78,7 +80,7 @@ def screen(status: Any, now: int, width: int | None, height: int | None, colour:
     live = status["live"]
     if live:
         shown = live if room is None else live[: max(TABLE_MIN, (room - 4) // 2)]
-        in_full = turn_table if status["state"] == "not_running" else turns_used
+        in_full = turn_table if status["state"] in AWAY else turns_used
         lines += ["", *in_full(shown, width).splitlines()]
         if len(shown) < len(live):
             lines.append(_fit(f"and {len(live) - len(shown)} more: hostguard turns", width))

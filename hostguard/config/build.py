@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import os
-import pwd
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from hostguard.config.on_host import with_user
 from hostguard.config.schema import MIND
 from hostguard.config.toml import KeyPath, dotted, quoted
-from hostguard.core import paths
 from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
 from hostguard.core.payload import compact, scheduled
 from hostguard.core.settings import Settings, settings_fault
 
-GROUPS = Path("/etc/group")
 SCRIPT_MAX = 100_000  # bytes; Linux takes 131,071 as one argument
 
 
 @dataclass(slots=True)
 class Reading:
-    """Collected while the files are read."""
+    """Collected while the files are read. `at_boot`: what only this host lacks is not refused."""
 
+    at_boot: bool = False
     problems: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     origin: dict[KeyPath, str] = field(default_factory=dict)
@@ -128,21 +124,11 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
     if "routes" in table and "user" not in table:
         text = "a mind with routes needs a user, to write the files that routes name"
         reading.refuse((*place, "routes"), text)
-    user = table.get("user")
-    if user is None:
-        if "command" in table and ("minds", name, "user") not in reading.origin:
-            reading.refuse(("minds", name), "user is missing: the user of this host that runs the command")
+    if "command" in table and ("minds", name, "user") not in reading.origin:
+        reading.refuse(("minds", name), "user is missing: the user of this host that runs the command")
+    if "user" not in table:
         return Mind(name, **own)
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        reading.refuse(("minds", name, "user"), f"there is no user {quoted(user)} on this host")
-        return Mind(name, **own)
-    if paths.USER and entry.pw_uid != os.getuid():
-        reading.refuse(("minds", name, "user"), "under a user's own service manager all minds are that user")
-    # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
-    with suppress(OSError):
-        GROUPS.read_bytes()
-    groups, shell = tuple(os.getgrouplist(user, entry.pw_gid)), entry.pw_shell or "/bin/sh"
-    own = {"user": user, "home": entry.pw_dir, "directory": entry.pw_dir or "/", **own}
-    return Mind(name, uid=entry.pw_uid, gid=entry.pw_gid, groups=groups, shell=shell, **own)
+    mind = with_user(Mind(name, user=table["user"], **{"directory": "", **own}))
+    if mind.broken and not reading.at_boot:
+        reading.refuse((*place, "user"), mind.broken)
+    return mind

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.config.build import Reading, build
+from hostguard.config.on_host import with_programs
 from hostguard.config.schema import KEYS, Key
 from hostguard.config.toml import KeyPath, quoted
 from hostguard.core import paths
@@ -21,17 +22,26 @@ from hostguard.core.names import NAME_FAULTS
 FILE_MAX = 1 << 20  # bytes
 
 
-def load(files: Sequence[Path] | None = None) -> Config:
+def load(files: Sequence[Path] | None = None, *, at_boot: bool = False) -> Config:
     """Read the host's configuration, or only `files`; a later file overrides an earlier one key by key.
 
-    Blocks: reads files and looks up users. Raises ConfigError with all problems of all files.
+    With `at_boot` a mind without its user is broken and a schedule may have an unknown time zone, rather than
+    everything be refused. Blocks: reads files and looks up users. Raises ConfigError with all problems of all
+    files.
     """
-    return load_with_origin(files)[0]
+    return load_with_origin(files, at_boot=at_boot)[0]
 
 
-def load_with_origin(files: Sequence[Path] | None = None) -> tuple[Config, dict[KeyPath, str]]:
+def load_on_host(*, at_boot: bool) -> Config:
+    """As `load`, and the minds whose programs are missing are broken."""
+    return with_programs(load(at_boot=at_boot))
+
+
+def load_with_origin(
+    files: Sequence[Path] | None = None, *, at_boot: bool = False
+) -> tuple[Config, dict[KeyPath, str]]:
     """As `load`, with the file that set each key."""
-    reading = Reading()
+    reading = Reading(at_boot)
     merged: dict[str, Any] = {}
     unread = False
     for file in host_files(paths.CONFIG, paths.DROP_INS) if files is None else files:
@@ -138,6 +148,9 @@ def _parse(table: dict[str, Any], tree: dict[str, Any], path: KeyPath, reading: 
                 if isinstance(value, dict):
                     reading.origin.update(dict.fromkeys(((*here, item) for item in value), source))
             except ValueError as error:
+                if reading.at_boot and below.of_host and value and isinstance(value, str):
+                    good[name] = value
+                    continue
                 detail = f" ({error})" if str(error) else ""
                 found = "something else" if below.secret else _found(value)
                 reading.refuse(here, f"found {found}{detail}; allowed: {below.allowed}")

@@ -26,12 +26,16 @@ _INT64 = 2**63 - 1  # D-Bus carries limits as uint64, SQLite stores int64
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `allowed` ends the sentence "allowed: ..."; no message shows the value of a `secret` key."""
+    """One key. `allowed` ends the sentence "allowed: ..."; no message shows the value of a `secret` key.
+
+    The values of one `of_host` depend on what is installed.
+    """
 
     parse: Callable[[Any], Any]
     allowed: str
     secret: bool = False
     needs: str = ""  # another key of the table, without which this one means nothing
+    of_host: bool = False
 
 
 def _quantity(parse: Callable[[str], float], text: str) -> Any:
@@ -249,7 +253,7 @@ SCHEDULE = {
     "message": Key(_text, "a string"),
     "script": Key(_text, "a string: a command line for the shell of the mind's user"),
     "session": Key(_session, f'a session\'s name of at most {SESSION_MAX} characters, or "$new"'),
-    "timezone": Key(_zone, 'the name of a time zone, such as "Europe/Berlin"'),
+    "timezone": Key(_zone, 'the name of a time zone, such as "Europe/Berlin"', of_host=True),
     "catch_up": _one_of("skip", "once", "all"),
     "catch_up_window": _time(0, 30 * DAY, "0 seconds to 30 days"),
     "while_sleeping": _one_of("skip", "queue", "trigger-wake"),

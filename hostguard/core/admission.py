@@ -19,6 +19,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
                 return Fold(turn)
     if row.not_before > now:
         return Hold(Reason.NOT_DUE, "it is not due yet")
+    if mind.broken:
+        return Hold(Reason.MIND_BROKEN, mind.broken)
     if host.paused:
         return Hold(Reason.PAUSED, "the guard is paused")
     if mind.paused:

@@ -49,6 +49,7 @@ conflict = partial(Problem, 409, "conflict")  # its state does not allow this
 too_large = partial(Problem, 413, "too_large")  # the request is above a size limit
 queue_full = partial(Problem, 429, "queue_full", retry_after=60)  # the mind may have no more rows
 unavailable = partial(Problem, 503, "unavailable", retry_after=10)  # not possible now; nothing was done
+standby = partial(Problem, 503, "standby")  # the guard cannot start until somebody corrects the cause
 
 
 def unknown(kind: str, name: object, hint: str) -> Problem:

@@ -140,6 +140,7 @@ class Mind:
     groups: tuple[int, ...] = ()
     home: str = "/"
     shell: str = "/bin/sh"
+    broken: str = ""  # why it cannot work on this host now: its user or its program is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,7 @@ class MindView:
     asleep: bool = False
     live: tuple[LiveTurn, ...] = ()
     down: str | None = None  # why a resident mind takes no connections
+    broken: str = ""
 
 
 @dataclass(frozen=True, slots=True)

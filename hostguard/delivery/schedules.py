@@ -79,23 +79,54 @@ class Scheduler:
     _zones: dict[str, tzinfo | None] = field(default_factory=dict, init=False)
     _looked: int = field(default=0, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
+    _zone_timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
     async def reload(self) -> None:
-        """Follow the configuration and the host's time zone, and catch up with what fell due meanwhile."""
+        """Follow the configuration and the host's time zone, and catch up with what fell due meanwhile.
+
+        A schedule whose zone this host does not know is held, and checked again every CHECK_S.
+        """
         self._zones = await asyncio.to_thread(zones, {one.timezone for one, _ in self.all().values()})
-        for name, (schedule, _) in self.all().items():
-            if self._zones.get(schedule.timezone) is None:
-                log.warning("schedule %s: this host knows no time zone %s", name, schedule.timezone)
+        for name, why in self.held().items():
+            log.error("the schedule %s is held: %s; checked again every %g s", name, why, CHECK_S)
         self._arrange()
         self._forget_others()
         self.check()
+        if self._without_zone() and self._zone_timer is None and not self._closed:
+            self._zone_timer = asyncio.get_running_loop().call_later(CHECK_S, self._look_for_zones)
+
+    def held(self) -> dict[str, str]:
+        """Why schedules do not run, by name: this host does not know their time zones."""
+        old = "older names are in the package tzdata-legacy"
+        return {
+            one.name: f"this host knows no time zone {one.timezone} ({old})" for one in self._without_zone()
+        }
+
+    def _without_zone(self) -> list[Schedule]:
+        known = self._zones
+        return [
+            one for one, _ in self.all().values()
+            if one.enabled and one.timezone in known and known[one.timezone] is None
+        ]  # fmt: skip
+
+    def _look_for_zones(self) -> None:
+        self._zone_timer = None
+        self._tasks.start(self._retry_zones())
+
+    async def _retry_zones(self) -> None:
+        found = await asyncio.to_thread(zones, {one.timezone for one in self._without_zone()})
+        if any(found.values()):
+            await self.reload()
+        elif self._without_zone() and not self._closed:
+            self._zone_timer = asyncio.get_running_loop().call_later(CHECK_S, self._look_for_zones)
 
     def close(self) -> None:
         """Fire no more."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._zone_timer):
+            if timer is not None:
+                timer.cancel()
 
     # -- which schedules there are
 
@@ -155,10 +186,14 @@ class Scheduler:
         self._entries = entries
 
     def _forget_others(self) -> None:
-        """A schedule that comes back has missed nothing; but a one-time schedule keeps its note."""
+        """A schedule that comes back has missed nothing; but a one-time schedule keeps its note.
+
+        So does one whose time zone this host does not know: what it misses is made up.
+        """
         known = self.all()
+        kept = {name for name, (one, _) in known.items() if one.at is not None or one in self._without_zone()}
         for name in self._settings.all(FIRED):
-            if name not in self._entries and (name not in known or known[name][0].at is None):
+            if name not in self._entries and name not in kept:
                 self._settings.keep(FIRED.to(name, None))
 
     def _follow(self) -> None:

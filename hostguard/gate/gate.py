@@ -41,10 +41,11 @@ class Gate:
 
     def view(self, mind: str) -> MindView:
         """A mind as the rule sees it."""
-        cap = self._policy.mind_cap(mind) if mind in self._policy.config.minds else 0
+        known = self._policy.config.minds.get(mind)
         return MindView(
-            mind, cap, self._policy.paused(mind), self._policy.asleep(mind), self._live.of(mind),
-            self._availability.why(mind),
+            mind, 0 if known is None else self._policy.mind_cap(mind), self._policy.paused(mind),
+            self._policy.asleep(mind), self._live.of(mind), self._availability.why(mind),
+            "" if known is None else known.broken,
         )  # fmt: skip
 
     def verdict(self, row: Row) -> Verdict:

@@ -90,7 +90,7 @@ def texts(value: Any) -> list[str]:
 
 def lock_for_life(file: Path, wait_s: float) -> bool:
     """Lock the file for the life of this process. False if another holds it for `wait_s`. Blocks."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # not closed if locked
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -98,5 +98,6 @@ def lock_for_life(file: Path, wait_s: float) -> bool:
             return True
         except BlockingIOError:
             if time.monotonic() > until:
+                os.close(fd)
                 return False
             time.sleep(0.05)

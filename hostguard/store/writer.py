@@ -110,6 +110,11 @@ class Queue:
         self._history.watch(self._db)
         self._thread.start()
 
+    @property
+    def is_open(self) -> bool:
+        """True once `open` succeeded."""
+        return self._thread.ident is not None
+
     async def close(self) -> None:
         """Finish the submitted writes, then close."""
         self._inbox.put(None)

@@ -86,7 +86,9 @@ class Bus:
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def start(self) -> None:
-        """Connect, and stay connected from here on. Raises SystemdLost if the first try fails."""
+        """Connect, and stay connected from here on. Raises SystemdLost; it may be called again."""
+        if self._task is not None:
+            return
         lost = await self._connect()
         self._task = asyncio.create_task(self._stay(lost))
 

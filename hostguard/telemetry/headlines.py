@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 TROUBLE_MS = 3_600_000  # past trouble is shown for an hour
 
+# States of a status that the command line makes without the daemon's.
+AWAY = {"not_running": "is not running", "standby": "is on standby: nothing is accepted or started"}
 QUIET = ("idle", "asleep")  # states of a mind
 WEAK = {"inert": "not enforced", "partial": "enforced only in part"}
 
 
 def news(status: Any, now: int) -> list[Line]:
     """The lines for the answer of GET /v1/status; `now` is ms since the epoch."""
-    if status["state"] == "not_running":
-        return [(BAD, "daemon", "is not running"), (INFO, "running", turns(status["turns"]))]
+    if status["state"] in AWAY:
+        return [(BAD, "daemon", AWAY[status["state"]]), (INFO, "running", turns(status["turns"]))]
     lines = [
         *problems.lines(status["problems"]),
         *_disk(status, now),
@@ -47,7 +49,7 @@ def hold_text(hold: Any, mind: str) -> str:
         return ""
     reason, blocker = str(hold["reason"]), hold["blocker"]
     text = reason_text(reason, mind)
-    if reason == "mind_down":
+    if reason in ("mind_down", "mind_broken"):
         return f"{text}: {blocker}"
     if reason not in BY_NAME or "{behind}" not in BY_NAME[reason].sentence or not blocker:
         return text

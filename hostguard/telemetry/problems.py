@@ -22,6 +22,8 @@ CODES = {
     "no_systemd": (BAD, "systemd"),
     "no_writes": (BAD, "problem"),
     "write_failed": (BAD, "problem"),
+    "mind_broken": (BAD, "broken"),
+    "schedule_broken": (BAD, "broken"),
     "queue_damaged": (BAD, "problem"),
     "reload_failed": (BAD, "problem"),
     "minds_endpoint": (BAD, "problem"),
@@ -56,7 +58,9 @@ def of_minds(minds: list[Any], by_guard: Collection[str]) -> dict[str, str | Non
     ]
     failing = [mind for mind in minds if mind["failures"] and mind["failures"]["in_a_row"] >= IN_A_ROW]
     failing.sort(key=lambda mind: -mind["failures"]["in_a_row"])
+    broken = [f"{mind['name']}: {mind['broken']}" for mind in minds if mind["broken"]]
     return {
+        "mind_broken": _named(broken, "minds", then="held until that is there"),
         "mind_frozen": _named(
             [f"{name}: systemctl thaw {' '.join(units)}" for name, units in frozen], "minds"
         ),
@@ -76,13 +80,19 @@ def of_minds(minds: list[Any], by_guard: Collection[str]) -> dict[str, str | Non
     }
 
 
-def _named(texts: list[str], verb: str, *, always: bool = False) -> str | None:
+def of_schedules(held: Mapping[str, str]) -> str | None:
+    """The problem of schedules that are held, from the reason of each; None if there are none."""
+    texts = [f"schedule {name}: {why}" for name, why in held.items()]
+    return _named(texts, "schedule list", then="held until that is there")
+
+
+def _named(texts: list[str], verb: str, *, always: bool = False, then: str = "") -> str | None:
     """The first SHOWN texts, how many more there are, and the verb that shows all; None of no texts."""
     if not texts:
         return None
     more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     see = f" (hostguard {verb})" if more or always else ""
-    return f"{'; '.join(texts[:SHOWN])}{more}{see}"
+    return f"{'; '.join(texts[:SHOWN])}{more}{f'; {then}' if then else ''}{see}"
 
 
 def lines(problems: list[Any]) -> list[Line]:

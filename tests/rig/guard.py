@@ -73,9 +73,9 @@ class Guard:
     def start(self, config: str = "", state: Path | None = None) -> None:
         """Start and wait until it is ready. `state`: an empty folder, by default a fresh one on a real disk."""
         self.configure(config)
-        state = state or Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
+        self.state = state or Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
         STATE.mkdir(exist_ok=True)
-        run("mount", "--bind", str(state), str(STATE))
+        run("mount", "--bind", str(self.state), str(STATE))
         self._mounted = True
         systemctl("start", UNIT)
 

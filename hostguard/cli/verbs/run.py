@@ -17,7 +17,7 @@ import click
 
 from hostguard.cli import client, daemonless
 from hostguard.cli.away import passes
-from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning
+from hostguard.cli.errors import FAILED, HELD, CliError, ConnectionLost, NotRunning, OnStandby
 from hostguard.cli.options import DURATION, complete_minds
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.text import safe
@@ -116,14 +116,13 @@ def _through_daemon(request: Any, deadline: float | None, on_held: OnHeld) -> st
                 return unit  # moved, but the answer was lost
             if not passes(error):
                 raise
+            why = error.message if isinstance(error, OnStandby) else "hostguard stopped and did not come back"
             if deadline is not None and monotonic() > deadline:
                 raise CliError("held for longer than --max-wait; hostguard stopped answering", HELD) from None
         if lost_at is None or monotonic() - tried_at > 1:  # it was connected for a while
             lost_at = monotonic()
         if monotonic() - lost_at > RECONNECT_S:
-            raise ConnectionLost(
-                "hostguard stopped while this command waited, and did not come back: the command was not run"
-            )
+            raise ConnectionLost(f"{why}\nThis command waited meanwhile: it was not run")
         sleep(0.2)
 
 

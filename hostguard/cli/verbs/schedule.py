@@ -51,7 +51,7 @@ def list_(as_json: bool) -> None:
     rows = [
         (
             one["name"], one["mind"], one["cron"] or clock(one["at"]),
-            clock(one["next_at"]) if one["enabled"] else "disabled",
+            _next(one),
             clock(one["last_at"]), one["skipped"] or "", one["source"], one["message"] or one["script"],
         )
         for one in answer["schedules"]
@@ -59,6 +59,12 @@ def list_(as_json: bool) -> None:
     headers = ("NAME", "MIND", "WHEN", "NEXT", "LAST", "SKIPPED", "SOURCE", "WHAT")
     none = 'no schedules: hostguard schedule add NAME @MIND --cron "0 3 * * *" --message TEXT'
     show(answer, as_json, table(headers, rows, terminal_width()) if rows else none)
+
+
+def _next(one: Any) -> str | None:
+    if one.get("held"):
+        return f"held: {one['held']}"
+    return clock(one["next_at"]) if one["enabled"] else "disabled"
 
 
 @command.command()

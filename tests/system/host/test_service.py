@@ -91,17 +91,6 @@ def test_reload_by_systemctl_and_by_signal_refuses_a_bad_file(guard: Guard) -> N
     assert guard.cli("reload", check=False).returncode == 1
 
 
-def test_a_bad_configuration_at_start_is_said_and_not_tried_again(guard: Guard) -> None:
-    guard.start(SLEEPER)
-    guard.stop()
-    guard.configure("[limits]\nglobal_concurent_turns = 2\n")
-    assert subprocess.run(["systemctl", "start", UNIT], capture_output=True, check=False).returncode != 0
-    assert (show("Result"), show("ExecMainStatus"), show("NRestarts")) == ("exit-code", "6", "0")
-    assert any(
-        "global_concurrent_turns" in entry["MESSAGE"] for entry in guard.journal(f"_SYSTEMD_UNIT={UNIT}")
-    )
-
-
 def test_only_root_and_the_group_reach_the_socket(guard: Guard) -> None:
     guard.start(SLEEPER)
     asked = [

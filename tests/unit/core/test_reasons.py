@@ -22,7 +22,9 @@ def test_every_reason_has_whom_it_holds_and_words(reason: Reason) -> None:
         sentence(Hold(reason, "x y"), Level.STALLED, "none ends"),
     ]
     assert all(text and not {*"{}_"} & {*text} for text in said)
-    assert (": x y" in said[1]) == ("{behind}" in reason.sentence or reason is Reason.MIND_DOWN)
+    assert (": x y" in said[1]) == (
+        "{behind}" in reason.sentence or reason in (Reason.MIND_DOWN, Reason.MIND_BROKEN)
+    )
 
 
 def test_whom_the_reasons_hold() -> None:

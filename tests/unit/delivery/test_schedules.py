@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from datetime import UTC
 
 import pytest
 from scheduling import DAY, HOUR, MINUTE, NOON, Host, beat, key, run
@@ -10,6 +11,7 @@ from until import until
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Schedule, State
+from hostguard.delivery import schedules as module
 from hostguard.store.settings import FIRED, SCHEDULE, SLEEP, WOKEN
 
 
@@ -252,7 +254,7 @@ def test_a_schedule_that_does_not_run_has_no_next_time(tmp_path, caplog):
             assert host.scheduler.times("on") == (NOON + 2 * HOUR, NOON + HOUR)
 
     run(main())
-    assert "schedule nowhere: this host knows no time zone No/Where" in caplog.text
+    assert "schedule nowhere is held: this host knows no time zone No/Where" in caplog.text
 
 
 def test_a_closed_scheduler_fires_no_more(tmp_path):
@@ -275,5 +277,53 @@ def test_an_added_schedule_has_missed_nothing_and_one_for_once_has_no_note(tmp_p
                 "fired.tea": {"seen": NOON, "last": None, "of": "0 * * * * UTC"},
             }
             assert (await host.settings(SCHEDULE)).keys() == {"schedule.tea", "schedule.once"}
+
+    run(main())
+
+
+def test_a_schedule_without_its_zone_is_held_and_makes_up_for_it(tmp_path, monkeypatch):
+    """Its name moved to another package: the others run, and it runs once the name is back."""
+    lacking = {"Europe/Atlantis"}
+
+    def zones(names):
+        return {name: None if name in lacking else UTC for name in names}
+
+    monkeypatch.setattr(module, "zones", zones)
+    monkeypatch.setattr(module, "CHECK_S", 0.02)
+    held = replace(beat("bob"), timezone="Europe/Atlantis", catch_up="once")
+
+    async def main():
+        async with Host(tmp_path, beat("ann"), held) as host:
+            assert [*host.scheduler.held()] == ["beat-bob"]
+            await host.at(NOON + HOUR)
+            assert [row.mind for row in await host.rows()] == ["ann"]
+        async with Host(tmp_path, beat("ann"), held, now=NOON + HOUR) as host:
+            lacking.clear()
+            await until(lambda: not host.scheduler.held())
+            await host.idle()
+            await host.at(NOON + 2 * HOUR)
+            assert {row.mind for row in await host.rows()} == {"ann", "bob"}
+
+    run(main())
+
+
+def test_a_schedule_that_waits_for_its_zone_forgets_nothing(tmp_path, monkeypatch):
+    lacking = set()
+
+    def zones(names):
+        return {name: None if name in lacking else UTC for name in names}
+
+    monkeypatch.setattr(module, "zones", zones)
+    there = replace(beat("bob"), timezone="Europe/Atlantis", catch_up="once")
+
+    async def main():
+        async with Host(tmp_path, there) as host:
+            await host.at(NOON + HOUR)
+        lacking.add("Europe/Atlantis")
+        async with Host(tmp_path, there, now=NOON + 3 * HOUR) as host:
+            assert len(await host.rows()) == 1
+        lacking.clear()
+        async with Host(tmp_path, there, now=NOON + 3 * HOUR) as host:
+            assert len(await host.rows()) == 2, "what it missed meanwhile, once"
 
     run(main())

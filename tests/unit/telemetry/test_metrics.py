@@ -75,7 +75,7 @@ def test_what_is_wrong_is_there_to_alert_on(tmp_path):
     async def work(manager):
         now = scrape(manager)
         assert {value for (name, *_), value in now.items() if name == "hostguard_problem"} == {0}
-        for name in ("failures_in_a_row", "down", "frozen"):
+        for name in ("failures_in_a_row", "down", "broken", "frozen"):
             assert now[f"hostguard_mind_{name}", "ada"] == now[f"hostguard_mind_{name}", "bob"] == 0
         for _ in range(3):
             await send(manager, "ada")

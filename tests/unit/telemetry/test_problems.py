@@ -50,6 +50,7 @@ def streak(count: int, reason: str = "exit status 3") -> dict[str, object]:
             " (hostguard queue --state failed)",
         ),
         ([mind("a", down="refused"), mind("b")], "mind_down", "a: refused"),
+        ([mind("a", broken="no user"), mind("b")], "mind_broken", "a: no user; held until that is there"),
         (
             [mind(f"m{n}", down="refused") for n in range(9)],
             "mind_down",

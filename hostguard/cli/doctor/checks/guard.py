@@ -28,7 +28,8 @@ def config(host: Host) -> Check:
         return warning(f"no permission to read it: {unread[0]}", why, "sudo hostguard doctor")
     return problem(
         host.faults[0] + (f" (and {len(host.faults) - 1} more)" if len(host.faults) > 1 else ""),
-        "The guard does not start with it, and rejects it on reload. The other checks use the defaults.",
+        "The guard rejects it on reload, and a guard that starts may only be on standby. The other checks use"
+        " the defaults.",
         "hostguard config check",
     )
 
