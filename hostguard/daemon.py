@@ -50,6 +50,7 @@ from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, boot_id
 from hostguard.gate.recovery import Recovery
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.shutdown import leave_mark
 from hostguard.gate.starter import Starter
 from hostguard.gate.waits import Waits
 from hostguard.linux import mlock
@@ -259,6 +260,8 @@ class Daemon:
         self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
         await self._stop.wait()
         self.notifier.send("STOPPING=1")
+        if await parts.scopes.going_down():
+            await asyncio.to_thread(leave_mark)
         parts.dispatcher.close()
         parts.rows.close()
         parts.broken_minds.close()

@@ -18,13 +18,18 @@ def in_guest() -> bool:
 
 if in_guest():
     outside = "it is driven from outside of a guest"
-    left_out = ["rig: guests do not nest", f"vm: {outside}", f"package: {outside}", f"browser: {outside}"]
+    left_out = [
+        "rig: guests do not nest",
+        *(f"{part}: {outside}" for part in ("vm", "package", "boot", "browser")),
+    ]
 elif "HOSTGUARD_TESTS_IN_GUEST" in os.environ:
     raise SystemExit("tests/run wants these tests to run in a guest, and this machine is none")
 else:
     left_out = ["system: this is no guest of the rig; tests/run boots one"]
     if "HOSTGUARD_TESTS_VM" not in os.environ:
         left_out.append("vm: tests/run --vm runs it")
+    if "HOSTGUARD_TESTS_BOOT" not in os.environ:
+        left_out.append("boot: tests/run runs it")
     if "HOSTGUARD_TESTS_BROWSER" not in os.environ:
         left_out.append("browser: it needs Chromium; tests/run brings it")
     if "HOSTGUARD_TESTS_PACKAGE" not in os.environ:

@@ -12,6 +12,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     A message that is due for a live turn that takes input folds into it, whatever is paused or full: it
     starts no process. Of several reasons to hold a due row, the one that waiting helps least comes first.
     """
+    if host.stopping:
+        return Hold(Reason.SHUTDOWN, "the host is shutting down")
     same_session = [turn for turn in mind.live if turn.session == row.session]
     if row.kind.delivers and row.not_before <= now and mind.down is None:
         for turn in same_session:

@@ -279,6 +279,7 @@ class HostView:
     paused: bool = False
     systemd: bool = True  # False while the bus is lost: nothing starts uncounted
     writes: bool = True  # False while the database is not: turns that end would run again after a boot
+    stopping: bool = False  # it shuts down
 
 
 @dataclass(frozen=True, slots=True)

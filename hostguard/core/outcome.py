@@ -53,7 +53,7 @@ class Record:
 class Ending:
     """How a turn ended. `failed`: it counts as an attempt and is tried again."""
 
-    outcome: str  # exited, stopped, timeout, killed, not_started, dismissed
+    outcome: str  # exited, stopped, timeout, killed, not_started, dismissed, host_down
     reason: str
     exit: int | None = None  # the command's status; 128 + n if signal n ended it, as shells say it
     failed: bool = False
@@ -61,9 +61,18 @@ class Ending:
     pause_ms: int = 0  # before it is offered again
     overtaken: bool = False  # until it is tried again its session goes on: the message had reached its mind
 
+    @property
+    def cut_short(self) -> bool:
+        """True if a host that goes down ends turns like this, too. An exit status is the turn's own."""
+        if self.outcome == "exited":
+            return self.exit is None
+        return self.outcome in ("stopped", "killed", "not_started", "gone", "died", "refused")
+
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
 CALLER_LEFT = Ending("dismissed", "its `hostguard run` ended before it began", back=True)
+HOST_DOWN = Ending("host_down", "the host was shut down during the turn", back=True)
+HOST_LOST = Ending("killed", "the host was restarted during the turn", failed=True)
 RECORD_LOST = Ending("exited", "its exit record was removed: its result is unknown")
 
 
@@ -77,7 +86,7 @@ def ending(
     could not be written is tried again, too.
     """
     if record is None:
-        return Ending("killed", "the host was restarted during the turn", failed=True)
+        return HOST_LOST
     if record.not_started is not None:
         return Ending("not_started", record.not_started, failed=True)
     if not record.released:
@@ -113,7 +122,7 @@ def resident_ending(
         return Ending("stopped", "stopped on request")
     if not posted:
         return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
-    return Ending("gone", "its processes are gone" if record else "the host was restarted during the turn")
+    return Ending("gone", "its processes are gone") if record else HOST_LOST
 
 
 def _name(number: int) -> str:

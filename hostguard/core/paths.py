@@ -30,6 +30,7 @@ LOCK = RUNTIME / "gate.lock"  # flock: only its holder admits turns
 TURNS = RUNTIME / "turns"  # one exit record per turn
 SESSIONS = RUNTIME / "sessions.json"  # turns/process_sessions.py
 FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # pressure/
+WENT_DOWN = STATE / "went-down"  # gate/shutdown.py
 PRESSURE = RUNTIME / "pressure.json"  # pressure/saved_state.py
 DATABASE = STATE / "queue.db"
 

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     NO_WRITES = (
         "no_writes", HOST, "the disk accepts no writes", "{blocker}, so the ends of turns cannot be stored"
     )  # fmt: skip
+    SHUTDOWN = "shutdown", HOST, "the host shuts down"
     RESTART = "restart", ROW, "the guard's restart"  # held since before it: the reason is not stored
 
     def __new__(cls, value: str, holds: str, words: str, sentence: str = "{blocker}") -> Reason:

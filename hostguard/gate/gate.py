@@ -36,7 +36,7 @@ class Gate:
         """The host as the rule sees it."""
         return HostView(
             len(self._live), tuple(self._live.turns), self._policy.global_cap(), self._monitor.admit,
-            self._policy.paused(), self._scopes.connected, self._queue.trouble is None,
+            self._policy.paused(), self._scopes.connected, self._queue.trouble is None, self._scopes.stopping,
         )  # fmt: skip
 
     def view(self, mind: str) -> MindView:

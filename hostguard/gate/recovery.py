@@ -3,6 +3,7 @@
 What a killed guard can leave behind, and how it is handled:
   row delivering, scope live            the turn continues, and is followed from here
   row delivering, scope gone            ended by its exit record; without one (the host was restarted) a crash
+  the same, after a shutdown in order   queued again, and no attempt is counted (shutdown.py)
   row queued, scope live or it ran      the mark was not stored in time: as above
   row queued, record empty              it never ran: it starts again, the record is removed
   row delivering to a resident mind     confirmed: as above, never posted again; not confirmed: posted again
@@ -19,7 +20,7 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hostguard.core import outcome, paths
@@ -33,11 +34,12 @@ from hostguard.core.units import turn_unit
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.shutdown import cut_short, forget_mark, mark_time
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.turns import exit_record
 from hostguard.turns.drivers.choice import Drivers
-from hostguard.turns.live import Live, Phase, Resident, Turn
+from hostguard.turns.live import Live, Phase, Resident, Turn, TurnDriver
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +59,13 @@ class Recovery:
     _run_clients: RunClients
     _policy: Configured
     _tasks: Tasks
+    _went_down: float | None = field(default=None, init=False)  # in order: when, in s since the epoch
+    _with_host: dict[str, Ending] = field(default_factory=dict, init=False)  # turns that ended with the host
 
     async def run(self) -> None:
         """Recover, once, when the queue is open and systemd's list is known. Raises Unavailable."""
         begun = time.monotonic()
+        self._went_down = mark_time()
         special = await self._queue.read(deliveries.special)
         known, folded = self._delivering(special)
         found = {path.name for path in paths.TURNS.iterdir()}
@@ -95,6 +100,8 @@ class Recovery:
                 self._tasks.start(turn.driver.resume(turn, mind))
         rows, took_ms = len(self._backlog) + self._backlog.later, (time.monotonic() - begun) * 1000
         log.info("%d rows queued, %d turns live, read in %.0f ms", rows, len(self._live), took_ms)
+        if self._went_down is not None:
+            self._ledger.write(lambda db: None).add_done_callback(lambda _: forget_mark())
         if taken:
             # On a full card this shows that ends cannot be stored; then no waiting row may start.
             with suppress(Unavailable, TimeoutError):
@@ -159,7 +166,10 @@ class Recovery:
             self._live.remove(seen)
             self._live.add(turn)  # it is watched by its name already
         else:
-            self._settle(row, turn, driver.end(turn))
+            ending = self._ending(turn_id, turn, driver)
+            if ending in (outcome.HOST_DOWN, outcome.HOST_LOST):
+                self._with_host[turn_id] = ending
+            self._settle(row, turn, ending)
         return turn
 
     def _resume_alone(self, turn_id: str, seen: Turn) -> Turn | None:
@@ -177,11 +187,23 @@ class Recovery:
         self._live.add(turn)
         return turn
 
+    def _ending(self, turn_id: str, turn: Turn, driver: TurnDriver) -> Ending:
+        """How a turn ended that has no scope any more."""
+        record = exit_record.read_record(turn_id)
+        if not cut_short(self._went_down, record, exit_record.written(turn_id)):
+            return driver.end(turn)
+        log.info("%s was cut short as the host was shut down", turn.live.unit)
+        if record is not None:
+            exit_record.prepare(turn.live)  # the row's next turn has the same name: an empty one says nothing
+        return outcome.HOST_DOWN
+
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
         if turn is None or turn.resident is None:  # its turn's row is gone: somebody edited the database
             turn = Turn(LiveTurn.of(row.row, "", row.turn), now_ms(), Phase.ENDING)
         if row.posted_at and turn in self._live:
             turn.folded.append((row, _waited(row)))
+        elif (ending := self._with_host.get(row.turn or "")) is not None:
+            self._settle(row, turn, ending)
         elif row.posted_at:
             self._settle(row, turn, Ending("gone", "its turn ended while the guard was down"))
         else:

@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,6 +41,13 @@ def process(pid: int) -> Process | None:
         return None
     cpu = (int(fields[11]) + int(fields[12])) * TICK_S
     return Process(pid, int(fields[19]), int(fields[1]), cpu, fields[0] == b"D")
+
+
+def dying(proc: Path = Path("/proc")) -> bool:
+    """True once systemd has handed the host over to end all processes: the end of each way down."""
+    with suppress(OSError):
+        return (proc / "1/comm").read_text() == "systemd-shutdow\n"  # as much of its name as the kernel keeps
+    return False
 
 
 def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from hostguard.systemd.dbus import MANAGER, NAME, PATH, PROPERTIES, Bus, Systemd
 
 log = logging.getLogger(__name__)
 
+SHUTDOWN = "shutdown.target"  # every orderly way down starts it, and by it stops all units
 START_UNIT_S = 120.0  # systemd's own default time-out of a start is 90 s
 START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
 
@@ -52,6 +54,9 @@ class Listener(Protocol):
 
     def unit_started(self, unit: str) -> None:
         """A followed service was started."""
+
+    def shutdown(self, stopping: bool) -> None:
+        """The host begins to shut down; or (False) it does not after all."""
 
 
 class _Job:
@@ -158,6 +163,12 @@ class Systemd:
         """Thaw a unit that is frozen or about to be."""
         await self._call("ThawUnit", "s", [unit])
 
+    async def shutting_down(self) -> bool:
+        """True once systemd has begun to shut the host down."""
+        [[row]] = await self._call("ListUnitsByNames", "as", [[SHUTDOWN]])
+        active, job_type = str(row[3]), str(row[8])
+        return active == "active" or job_type == "start"
+
     async def write_limits(self, slice_: str) -> list[tuple[str, int]]:
         """The slice's IOWriteBandwidthMax, as (node, bytes/s)."""
         [path] = await self._call("LoadUnit", "s", [slice_])
@@ -207,6 +218,7 @@ class Systemd:
 
     async def _connected(self) -> None:
         self.control_group = str(await self._get(PATH, MANAGER, "ControlGroup"))
+        await self._look_at_shutdown()
         await self.refresh()
 
     def _lost(self) -> None:
@@ -218,7 +230,9 @@ class Systemd:
     def _on_signal(self, member: str, body: list[Any]) -> None:
         if member == "JobRemoved":
             _id, path, unit, result = body
-            if job := self._jobs.get(unit):
+            if unit == SHUTDOWN:
+                self._tasks.start(self._look_at_shutdown())  # perhaps somebody cancelled it
+            elif job := self._jobs.get(unit):
                 job.ended(path, result)
             elif unit in self.followed and result == "done":
                 self._listener.unit_started(unit)
@@ -226,7 +240,10 @@ class Systemd:
                 self._tasks.start(self._look_at(unit))  # a start: its processes are in it now
         elif member == "JobNew":
             unit = body[2]
-            if unit not in self._jobs and parse_turn_unit(unit):
+            if unit == SHUTDOWN:
+                self._listener.shutdown(True)
+                self._tasks.start(self._look_at_shutdown())  # the signal does not say what the job does
+            elif unit not in self._jobs and parse_turn_unit(unit):
                 self._listener.scope_job(unit)
         elif member == "UnitRemoved":
             unit = body[0]
@@ -239,6 +256,10 @@ class Systemd:
                 self._tasks.start(self._again(False))
         elif member == "NameOwnerChanged" and body[2]:
             self._tasks.start(self._again(True))
+
+    async def _look_at_shutdown(self) -> None:
+        with suppress(SystemdLost, SystemdError):  # the bus ends with the host
+            self._listener.shutdown(await self.shutting_down())
 
     async def _look_at(self, unit: str) -> None:
         # In an object path systemd escapes all but ASCII letters and digits as _XX.

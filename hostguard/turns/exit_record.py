@@ -57,6 +57,14 @@ def read_record(turn: str) -> Record | None:
     return parse_record(text)
 
 
+def written(turn: str) -> float:
+    """When the turn's record was written to last, in s since the epoch; 0 if there is none."""
+    try:
+        return record_path(turn).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def parse_record(text: str) -> Record:
     """Read a record. The mind's user could have written to it: lines that make no sense are ignored."""
     released, not_started, session = False, None, None

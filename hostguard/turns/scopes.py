@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hostguard.core import outcome, units
+from hostguard.core import outcome, paths, units
 from hostguard.core.clock import AGAIN_MS
 from hostguard.core.model import Limits, LiveTurn, Mind
 from hostguard.core.outcome import Usage
 from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.core.tasks import Tasks
 from hostguard.linux import cgroup as cgroups
+from hostguard.linux.process import dying
 from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -31,6 +32,7 @@ from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
+ASK_S = 1.0  # for an answer of systemd, while the guard itself is being stopped
 SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
 
 
@@ -50,6 +52,7 @@ class Scopes:
     _turn_ended: Signal[TurnEnded]
     _unit_started: Signal[UnitStarted]
     connected: bool = field(default=False, init=False)
+    stopping: bool = field(default=False, init=False)  # the host shuts down
     device: str | None = field(default=None, init=False)  # block device node for per-device limits
     disk: str | None = field(default=None, init=False)  # the kernel's name of the same
     _sweep_timer: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -148,11 +151,16 @@ class Scopes:
         properties = units.scope_properties(
             turn.live.mind, turn.description, limits, self.device, [pid], delegate
         )
+        if paths.USER:  # a user's manager stops turns after the guard, too; the host has a drop-in for that
+            properties.append(("Before", "as", ["hostguard.service"]))
         self._sweep_later()
         try:
             await self._reaper.start_scope(unit, properties)
         except SystemdError as error:
             refused = outcome.Ending("not_started", f"systemd: {error}", failed=True)
+            if error.name.endswith(".TransactionIsDestructive"):  # so systemd says that the host shuts down
+                self.shutdown(True)
+                refused = outcome.HOST_DOWN
             self.give_up(turn, refused if alive() else outcome.CALLER_LEFT)
             return False
         except SystemdLost as error:
@@ -202,7 +210,26 @@ class Scopes:
                 log.error("%s: its record cannot be read: %s; trying again", turn.live.unit, error)
                 asyncio.get_running_loop().call_later(AGAIN_MS / 1000, self._ended, turn)
                 return
-        self.free(turn, ending)
+        if dying():
+            return  # the same signal went to all processes, whatever they made of it: see gate/shutdown.py
+        if self.stopping and turn.resident is not None:
+            ending = outcome.HOST_DOWN  # its mind is being stopped, too: a `done` may be about that
+        if ending.cut_short and turn.delivery is not None and not turn.asked:
+            self._tasks.start(self._cut_short(turn, ending))
+        else:
+            self.free(turn, ending)
+
+    async def _cut_short(self, turn: Turn, ending: outcome.Ending) -> None:
+        """The turn ended as one ends that is stopped with the host: ask systemd whether it was that."""
+        try:
+            down = await self._systemd.shutting_down()
+        except (SystemdLost, SystemdError) as error:
+            # Perhaps systemd itself goes down. Its next list, or the next guard, brings the turn up again.
+            log.warning(
+                "%s ended, and systemd does not say whether the host shuts down: %s", turn.live.unit, error
+            )
+            return
+        self.free(turn, outcome.HOST_DOWN if down else ending)
 
     def free(self, turn: Turn, ending: outcome.Ending) -> None:
         """Free the turn's slot, if it has one still, and report its end."""
@@ -311,6 +338,23 @@ class Scopes:
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
             self._live.close_input(turn)
+
+    def shutdown(self, stopping: bool) -> None:
+        """Nothing starts any more once the host shuts down."""
+        if stopping != self.stopping:
+            self.stopping = stopping
+            log.info("the host shuts down: no turn starts" if stopping else "the host goes on after all")
+            if not stopping:
+                self._redrive.send(Redrive())
+
+    async def going_down(self) -> bool:
+        """True if the host shuts down, as far as that can be known now."""
+        if self.stopping or dying():
+            return True
+        try:
+            return await asyncio.wait_for(self._systemd.shutting_down(), ASK_S)
+        except (SystemdLost, SystemdError, TimeoutError):
+            return False
 
     def unit_started(self, unit: str) -> None:
         """A mind's service was started, or stopped: a job does not say which, and trying does no harm."""

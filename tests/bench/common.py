@@ -54,7 +54,7 @@ class Daemon:
             program = Path("/usr/bin/hostguardd")
             program.write_text("#!/usr/bin/python3\nfrom hostguard.daemon import main\nmain()\n")
             program.chmod(0o755)
-            for unit in ("hostguard.service", "hostguard.slice"):
+            for unit in ("hostguard.service", "hostguard.slice", "hostguard-shutdown.service"):
                 shutil.copy(ROOT / "units" / unit, "/etc/systemd/system")
         # Its sandbox takes the state folder of the package for the only one.
         place = f"Environment=HOSTGUARD_STATE={state}\nReadWritePaths={state.parent}\n"

@@ -50,9 +50,19 @@ UNIT = {
 
 
 def test_systemd_finds_no_fault_in_the_units(host: Host) -> None:
-    units = "hostguard.service hostguard.socket hostguard.slice hostguard-mind@ada.service"
+    units = "hostguard.service hostguard.socket hostguard.slice hostguard-shutdown.service hostguard-mind@ada.service"
     timed = "hostguard-send@ada.service hostguard-send@ada.timer"
     assert host.run(f"cd /usr/lib/systemd/system && systemd-analyze verify --man=no {units} {timed}") == ""
+
+
+def test_the_turns_are_stopped_after_the_guard_as_the_host_goes_down(host: Host) -> None:
+    after = "systemctl show --value --property=After"
+    assert "hostguard-shutdown.service" in host.run(f"{after} hostguard.service").split()
+    shown = host.run(
+        f"systemd-run --quiet --scope --unit=hostguard-turn-any-1 {after} hostguard-shutdown.service"
+    )
+    assert "hostguard-turn-any-1.scope" in shown.split()
+    assert host.run("systemctl is-active hostguard-shutdown.service") == "active\n"
 
 
 def test_every_option_of_the_configuration_is_there_and_commented_out(host: Host) -> None:

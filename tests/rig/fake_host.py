@@ -92,6 +92,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.control_group = ""
+        self.stopping = False  # what it answers when asked; what it reports is the listener's
         self.followed: frozenset[str] = frozenset()
         self.units: dict[str, dict[str, Any]] = {}  # properties of what is active
         self.processes: dict[str, set[int]] = {}
@@ -167,6 +168,10 @@ class FakeHost:
                 self.empty(unit)
 
         loop.add_reader(pidfd, ended)
+
+    async def shutting_down(self) -> bool:
+        self._call("shutting_down")
+        return self.stopping
 
     async def stop_unit(self, unit: str) -> None:
         self._call("stop_unit", unit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,7 @@ def install() -> None:
         script = Path("/usr/bin", name)
         script.write_text(COMMAND.format(root=ROOT, python=sys.executable, module=module))
         script.chmod(0o755)
-    for unit in (ROOT / "units").iterdir():
-        Path("/etc/systemd/system", unit.name).write_bytes(unit.read_bytes())
+    shutil.copytree(ROOT / "units", "/etc/systemd/system", dirs_exist_ok=True)
     run("groupadd", "--force", "--system", "hostguard")
     systemctl("daemon-reload")
 

@@ -32,6 +32,7 @@ class Heard:
 
     def systemd_down(self) -> None: ...
     def unit_started(self, unit: str) -> None: ...
+    def shutdown(self, stopping: bool) -> None: ...
 
     def scope_new(self, scope: Scope) -> None:
         self.new.append(scope.unit)
@@ -81,6 +82,7 @@ async def a_stop_is_reported_and_ends_the_scope(systemd: Any, forks: Any) -> Non
     await systemd.thaw(UNIT)
     await systemd.stop_unit(UNIT)
     await until(lambda: UNIT in heard.gone and not stub.alive())
+    assert not await systemd.shutting_down()
     assert heard.jobs[:1] == [UNIT]
     assert not cgroup.populated(folder)
     with pytest.raises(SystemdError):

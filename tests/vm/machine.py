@@ -37,7 +37,7 @@ LONG_S = 120.0  # nothing takes this long, but on a machine that is very busy
 # QEMU 7.2 does not save the card controller's PCI registers: the device is found anew, and only then its driver loaded.
 WAKE = """set -e
 mount -o ro /dev/vdb /src
-cp /src/units/* /etc/systemd/system/
+cp -r /src/units/* /etc/systemd/system/
 for device in /sys/bus/pci/devices/*; do
     read -r class <$device/class; [ $class != 0x080501 ] || echo 1 >$device/remove
 done

@@ -165,6 +165,8 @@ class ResidentDriver(TurnDriver):
         return posted
 
     def _not_taken(self, mind: Mind, posted: Posted) -> Ending:
+        if self._scopes.stopping:
+            return outcome.HOST_DOWN  # as the mind is
         if posted.outcome is Outcome.DOWN:
             # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
             self._availability.note(mind.name, posted.text)
@@ -224,7 +226,8 @@ class ResidentDriver(TurnDriver):
             self._adoption.look(mind.name)
         else:
             over = turn.resident.ending if turn.resident is not None else None
-            self._settle(delivery, turn, over or Ending("done", "its turn is over"), waited)
+            down = outcome.HOST_DOWN if self._scopes.stopping else None  # as the turn
+            self._settle(delivery, turn, down or over or Ending("done", "its turn is over"), waited)
 
     def _settle(self, row: Delivery, turn: Turn, ending: Ending, waited: Waited) -> None:
         if (again := self._ledger.settle(row, turn, ending, waited)) is not None:

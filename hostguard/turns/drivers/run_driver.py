@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from hostguard.core import outcome
 from hostguard.core.model import Delivery, Mind
+from hostguard.turns import exit_record
 from hostguard.turns.live import Turn, TurnDriver
 from hostguard.turns.scopes import Scopes
 
@@ -30,10 +32,6 @@ class RunDriver(TurnDriver):
         self._scopes = scopes
         self._take = take
 
-    def prepare(self, turn: Turn) -> bool:
-        """Nothing to prepare: the caller itself sees how its command ends."""
-        return True
-
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Move the caller into the scope and let it continue."""
         # A stopped caller gets the reason, too; a paused one keeps waiting.
@@ -50,5 +48,11 @@ class RunDriver(TurnDriver):
         return True
 
     def end(self, turn: Turn) -> outcome.Ending:
-        """The scope is gone, and so is the command."""
+        """The scope is gone, and so is the command; the caller itself saw how it ended.
+
+        The record stays empty. It shows that the host was not restarted since.
+        """
+        assert turn.live.id is not None
+        if turn.begun is None and exit_record.read_record(turn.live.id) is None:
+            return replace(outcome.HOST_LOST, failed=False, back=True)  # nobody waits for it any more
         return outcome.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")

@@ -219,3 +219,21 @@ def test_the_doctor_tells_how_the_user_gets_limits_on_the_disk(pat: Pat) -> None
     setting = "[Service]\nDelegate=cpu io memory pids\n"
     assert repr(setting)[1:-1] in mend[0]
     assert setting in (ROOT / "packaging/man/hostguardd.8.scd").read_text()
+
+
+def test_what_ran_as_the_manager_was_stopped_runs_again(pat: Pat) -> None:
+    pat.cli("mind", "add", "long", "--command", "sleep 300", "--user", USER)
+    pat.cli("reload")
+    row = str(pat.json("send", "@long", "work")["deliveries"][0]["id"])
+    wait_for(lambda: pat.json("queue", row)["state"] == "in_turn")
+    since = pat.json("queue", row)["started_at"]
+    systemctl("restart", f"user@{pat.entry.pw_uid}.service")
+    pat.run("systemctl", "--user", "start", "dbus.socket")
+    start = ("systemctl", "--user", "restart", "hostguard")  # without its bus it could not start
+    wait_for(lambda: pat.run(*start, check=False).returncode == 0, 60)
+    wait_for(lambda: pat.json("queue", row)["state"] == "in_turn")
+    again = pat.json("queue", row)
+    assert again["attempts"] == 0
+    assert again["started_at"] > since
+    pat.run("systemctl", "--user", "stop", f"hostguard-turn-long-{row}.scope")
+    wait_for(lambda: pat.json("queue", row)["state"] == "done")

@@ -3,7 +3,18 @@
 import pytest
 
 from hostguard.core.model import NOT_HELD, Waited
-from hostguard.core.outcome import Record, Usage, backoff, ending, resident_ending, result, row_of, turn_id
+from hostguard.core.outcome import (
+    RECORD_LOST,
+    Ending,
+    Record,
+    Usage,
+    backoff,
+    ending,
+    resident_ending,
+    result,
+    row_of,
+    turn_id,
+)
 from hostguard.core.reasons import Reason
 from hostguard.turns.exit_record import parse_record
 
@@ -87,6 +98,34 @@ def test_parse_record(text, record):
 def test_how_a_resident_minds_turn_ended(stopped, ran, posted, ours, outcome, failed, back):
     end = resident_ending(Record(anchor=5), stopped, ran, 8, posted, ours)
     assert (end.outcome, end.failed, end.back) == (outcome, failed, back)
+
+
+@pytest.mark.parametrize("posted", [True, False])
+def test_a_resident_minds_turn_that_ended_with_the_host_is_posted_again(posted):
+    end = resident_ending(None, False, 1, 8, posted, False)
+    assert (end.failed, end.back) == (posted, not posted)
+
+
+@pytest.mark.parametrize(
+    ("end", "cut"),
+    [
+        (ending(exited(3), False, 1, None), False),
+        (ending(died(15), False, 1, None), True),
+        (ending(died(9), False, 1, None), True),
+        (ending(died(15), True, 1, None), True),
+        (ending(RAN, False, 1, None), True),
+        (ending(died(15), False, 60.1, 60), False),
+        (ending(Record(), False, 0, None), False),
+        (RECORD_LOST, True),
+        (Ending("exited", "the caller's command ended"), True),
+        (Ending("done", "the mind said so"), False),
+        (Ending("idle", "quiet"), False),
+        (Ending("died", "its server is gone"), True),
+        (Ending("refused", "no answer", failed=True), True),
+    ],
+)
+def test_what_may_be_the_work_of_a_host_that_goes_down(end, cut):
+    assert end.cut_short is cut
 
 
 def test_backoff_doubles_up_to_five_minutes():

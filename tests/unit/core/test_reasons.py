@@ -31,7 +31,7 @@ def test_whom_the_reasons_hold() -> None:
     """The host's hold every row that would start a turn; rows of a mind wait for one another by session only."""
     held = {kind: {str(reason) for reason in Reason if reason.holds == kind} for kind in (HOST, SESSION, ROW)}
     assert held == {
-        HOST: {"paused", "no_systemd", "no_writes", "global_cap", "pressure"},
+        HOST: {"paused", "no_systemd", "no_writes", "global_cap", "pressure", "shutdown"},
         SESSION: {"session_busy", "not_due", "retry"},
         ROW: {"caller_away", "restart"},
     }

@@ -14,6 +14,7 @@ from hostguard.core.model import Config, Kind, LiveTurn, Mind, Row, State
 from hostguard.core.units import turn_unit
 from hostguard.gate import recovery
 from hostguard.gate.backlog import Backlog
+from hostguard.gate.shutdown import leave_mark
 from hostguard.store import deliveries
 from hostguard.turns.live import Phase, Turn
 
@@ -22,6 +23,7 @@ CONFIG = Config(minds={"m": Mind("m", ("/bin/true",)), "r": Mind("r", url="http:
 
 @pytest.fixture
 def turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "WENT_DOWN", tmp_path / "went-down")
     monkeypatch.setattr(paths, "TURNS", tmp_path / "turns")
     paths.TURNS.mkdir()
     return paths.TURNS
@@ -132,6 +134,42 @@ def test_a_turn_whose_scope_is_gone_ends_by_its_record(tmp_path, turns, record, 
         assert (turns / "1").exists() == (record == "")
 
     left(tmp_path, work)
+
+
+@pytest.mark.parametrize("record", [None, "started\nsignal 15\n", "started\nexit 0\n"])
+def test_what_a_shutdown_cut_short_runs_again_and_counts_no_attempt(tmp_path, turns, record):
+    async def work(host):
+        cut = await host.row(delivering="1")
+        run = await host.row(delivering="2", kind=Kind.RUN)
+        leave_mark()
+        if record is not None:  # of a soft reboot
+            (turns / "1").write_text(record)
+        await host.recovered()
+        row = await host.now(cut)
+        assert (row.state, row.attempts, row.result["outcome"]) == (State.QUEUED, 0, "host_down")
+        assert (host.queued(), host.parts.backlog.later) == (1, 0), "at once"
+        assert (await host.now(run)).state is State.CANCELLED, "its caller is gone"
+        assert not paths.WENT_DOWN.exists()
+        assert record is None or "started" not in (turns / "1").read_text(), "the next turn has that name"
+
+    left(tmp_path, work)
+
+
+def test_a_resident_minds_turn_that_ended_with_the_host_is_posted_again_whole(tmp_path, turns):
+    async def work(host):
+        rows = [await host.row("r", delivering="1", posted=True) for _ in range(2)]
+        if marked:
+            leave_mark()
+        await host.recovered()
+        for id_ in rows:
+            row = await host.now(id_)
+            assert (row.state, row.attempts) == (State.QUEUED, 0 if marked else 1)
+
+    marked = True
+    left(tmp_path, work)
+    marked = False
+    (tmp_path / "other").mkdir()
+    left(tmp_path / "other", work)
 
 
 def test_a_row_that_could_not_be_started_before_its_mark_was_stored(tmp_path, turns):

@@ -22,6 +22,7 @@ INPUT = LiveTurn("u-input", "x", "main", "3", takes_input=True)
 TABLE = [
     ("nothing in the way", HostView(0), MindView("x", 1), ROW, Start()),
     ("fold asks nothing else", HostView(9, cap=0, paused=True), MindView("x", 0, True, True, (INPUT,)), ROW, Fold(INPUT)),
+    ("going down, nothing", HostView(1, stopping=True), MindView("x", 2, live=(INPUT,)), ROW, Reason.SHUTDOWN),
     ("a run never folds", HostView(1), MindView("x", 2, live=(INPUT,)), RUN, Reason.SESSION_BUSY),
     ("nor what is not due", HostView(1), MindView("x", 2, live=(INPUT,)), LATER, Reason.NOT_DUE),
     ("nor what its mind takes not", HostView(1), MindView("x", 2, live=(INPUT,), down="x is down"), ROW, Reason.MIND_DOWN),

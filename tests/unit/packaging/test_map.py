@@ -13,7 +13,7 @@ MAP = (CODE / "README.md").read_text()
 DOCUMENTS = [
     ROOT / "README.md", CODE / "README.md",
     *sorted(path for path in (ROOT / "packaging").rglob("*") if path.suffix in (".scd", ".toml", ".catalog")),
-    *sorted((ROOT / "units").iterdir()),
+    *sorted(path for path in (ROOT / "units").rglob("*") if path.is_file()),
 ]  # fmt: skip
 
 

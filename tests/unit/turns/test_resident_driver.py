@@ -430,7 +430,7 @@ def test_a_turn_that_ended_while_the_row_was_posted(driven):
         turn = await parts.started()
 
         async def ends():
-            parts.keeper.host.empty(turn.live.unit)
+            parts.keeper.scopes.free(turn, Ending("idle", "quiet"))
             return TAKEN
 
         parts.queued, parts.client.answers = [Row(8, "m", "main")], [ends]

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from turned_on import MIND, keeping, row
 
+from hostguard.core import paths
 from hostguard.core.model import Kind
 from hostguard.systemd.dbus import SystemdError
 from hostguard.turns.drivers.run_driver import RunDriver
@@ -38,11 +39,11 @@ def run_of(monkeypatch, work, alive=True):
     asyncio.run(run())
 
 
-def test_the_caller_is_moved_and_told_its_turn(monkeypatch):
+def test_the_caller_is_moved_and_told_its_turn(tmp_path, monkeypatch):
     async def work(keeper, turn, caller, delivery):
         driver = keeper.run_driver
         assert not driver.takes_input
-        assert driver.prepare(turn), "without a record"
+        assert driver.prepare(turn)
         assert await driver.start(turn, MIND, delivery, b"")
         assert caller.told == [{"event": "start", "turn": "7", "unit": turn.live.unit}]
         assert keeper.host.units[turn.live.unit]["PIDs"] == [caller.pid]
@@ -53,6 +54,24 @@ def test_the_caller_is_moved_and_told_its_turn(monkeypatch):
         turn.stopped = True
         assert driver.end(turn).outcome == "stopped"
 
+    monkeypatch.setattr(paths, "TURNS", tmp_path)
+    run_of(monkeypatch, work)
+
+
+@pytest.mark.parametrize(("restarted", "outcome"), [(True, "killed"), (False, "exited")])
+def test_a_turn_of_an_earlier_guard_ended_with_the_host_or_by_itself(
+    tmp_path, monkeypatch, restarted, outcome
+):
+    """Its caller is gone with the host, so that it cannot run again."""
+
+    async def work(keeper, turn, caller, delivery):
+        keeper.run_driver.prepare(turn)
+        if restarted:
+            (tmp_path / "7").unlink()
+        ending = keeper.run_driver.end(turn)
+        assert (ending.outcome, ending.back, ending.failed) == (outcome, restarted, False)
+
+    monkeypatch.setattr(paths, "TURNS", tmp_path)
     run_of(monkeypatch, work)
 
 

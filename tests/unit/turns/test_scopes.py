@@ -15,7 +15,7 @@ from hostguard.core.signals import Redrive, UnitStarted
 from hostguard.systemd.client import Scope
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.turns import scope_reaper, scopes
-from hostguard.turns.live import Phase
+from hostguard.turns.live import Phase, Resident
 
 UNIT = "hostguard-turn-m-7.scope"
 REFUSED = SystemdError("org.freedesktop.systemd1.Refused", "no")
@@ -403,3 +403,110 @@ async def test_where_cgroups_are(keeper):
     assert folder.parts[-4:] == ("user", "hostguard.slice", "hostguard-m.slice", "a.scope")
     assert keeper.scopes.cgroup("a.scope", "").parent == folder.parents[1]
     assert isinstance(folder, Path)
+
+
+# -- the host goes down
+
+CUT = outcome.Ending("stopped", "ended by SIGTERM")
+
+
+async def cut(keeper, **more):
+    """A turn that was ended by a signal."""
+    keeper.driver.ending = CUT
+    turn = keeper.turn()
+    await started(keeper, turn)
+    for name, value in more.items():
+        setattr(turn, name, value)
+    turn.stub.dismiss()
+    await until(lambda: ("shutting_down",) in keeper.host.calls or keeper.over)
+    await asyncio.sleep(0.02)
+    return turn
+
+
+@kept
+async def test_a_turn_that_a_signal_ended_is_over_if_the_host_does_not_go_down(keeper):
+    turn = await cut(keeper)
+    assert keeper.over == [(turn, CUT)]
+
+
+@kept
+async def test_it_goes_back_if_the_host_goes_down(keeper):
+    keeper.host.stopping = True
+    turn = await cut(keeper)
+    assert keeper.over == [(turn, outcome.HOST_DOWN)]
+
+
+@kept
+async def test_a_stop_that_was_asked_for_stays_one(keeper):
+    keeper.host.stopping = True
+    turn = await cut(keeper, asked=True)
+    assert keeper.over == [(turn, CUT)]
+
+
+@kept
+async def test_what_a_mind_reports_as_it_is_stopped_with_the_host_is_no_end(keeper):
+    keeper.driver.ending = outcome.Ending("done", "the mind said so")
+    turn = keeper.turn()
+    turn.resident = Resident(posted=True)
+    await started(keeper, turn)
+    turn.asked = True  # as by the driver, for processes that it could not move back
+    keeper.scopes.shutdown(True)
+    turn.stub.dismiss()
+    await until(lambda: keeper.over)
+    assert keeper.over == [(turn, outcome.HOST_DOWN)]
+
+
+@kept
+async def test_it_keeps_its_slot_until_systemd_answers(keeper):
+    keeper.host.errors["shutting_down"] = [SystemdLost("silent"), SystemdError("x", "refused")]
+    keeper.host.listener = None
+    turn = await cut(keeper)
+    assert keeper.over == []
+    keeper.host.listener = keeper.scopes
+    await keeper.host.refresh()
+    await asyncio.sleep(0.02)
+    assert turn in keeper.live
+    await keeper.host.refresh()
+    await until(lambda: keeper.over)
+    assert keeper.over == [(turn, CUT)]
+
+
+@pytest.mark.parametrize("status", [0, None])
+def test_nothing_is_over_once_systemd_ends_all_processes(monkeypatch, status):
+    monkeypatch.setattr(scopes, "dying", lambda: True)
+
+    async def run():
+        async with keeping(monkeypatch) as keeper:
+            keeper.driver.ending = outcome.Ending("exited", "as it may be", status)
+            turn = keeper.turn()
+            await started(keeper, turn)
+            turn.stub.dismiss()
+            await asyncio.sleep(0.1)
+            assert keeper.over == []
+            assert await keeper.scopes.going_down()
+
+    asyncio.run(run())
+
+
+@kept
+async def test_a_scope_that_systemd_refuses_as_it_shuts_down_counts_no_attempt(keeper):
+    refused = SystemdError("org.freedesktop.systemd1.TransactionIsDestructive", "shutdown.target has a job")
+    keeper.host.errors["start_scope"] = [refused]
+    turn = keeper.turn()
+    assert not await started(keeper, turn)
+    assert keeper.over == [(turn, outcome.HOST_DOWN)]
+
+
+@kept
+async def test_what_systemd_reports_of_a_shutdown(keeper):
+    assert not keeper.scopes.stopping
+    assert not await keeper.scopes.going_down()
+    keeper.scopes.shutdown(True)
+    assert keeper.scopes.stopping
+    assert await keeper.scopes.going_down()
+    assert keeper.redrives == []
+    keeper.scopes.shutdown(False)
+    assert not keeper.scopes.stopping
+    assert keeper.redrives == [Redrive()], "somebody cancelled it"
+    keeper.host.errors["shutting_down"] = [SystemdLost("silent")]
+    assert not await keeper.scopes.going_down()

@@ -34,7 +34,7 @@ class Driver:
     takes_input = False
 
     def __init__(self):
-        self.ending = outcome.Ending("exited", "as the driver says")
+        self.ending = outcome.Ending("exited", "as the driver says", 0)
         self.fails = []
         self.fed = []
 

@@ -1,0 +1,54 @@
+"""What one guard leaves for the next of the host's way down."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hostguard.core import paths
+from hostguard.core.outcome import Record
+from hostguard.gate.shutdown import cut_short, forget_mark, leave_mark, mark_time
+
+RAN, EXITED, DIED = Record(True), Record(True, exit=0), Record(True, signal=15)
+NEVER_BEGAN = Record(not_started="no such file")
+TABLE = [
+    # the mark, the record, written when -> cut short
+    ("the power failed", None, None, 0, False),
+    ("a reboot in order", 100, None, 0, True),
+    ("the guard was restarted", None, DIED, 90, False),
+    ("the guard was restarted, killed with its stub", None, RAN, 90, False),
+    ("a soft reboot: ended by its stop", 100, DIED, 101, True),
+    ("a soft reboot: took the stop, and exited", 100, EXITED, 101, True),
+    ("a soft reboot: ended before", 100, EXITED, 99, False),
+    ("a soft reboot: killed before", 100, DIED, 99, False),
+    ("a soft reboot: killed with its stub", 100, RAN, 99, True),
+    ("a soft reboot: never began, before", 100, NEVER_BEGAN, 99, False),
+    ("a soft reboot: within one tick of the clock", 100, DIED, 100, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("mark", "record", "written", "cut"), [t[1:] for t in TABLE], ids=[t[0] for t in TABLE]
+)
+def test_what_it_cut_short(mark, record, written, cut):
+    assert cut_short(mark, record, written) is cut
+
+
+def test_the_mark_says_when(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "WENT_DOWN", tmp_path / "went-down")
+    assert mark_time() is None
+    leave_mark()
+    os.utime(paths.WENT_DOWN, (7, 7))
+    assert mark_time() == 7.0
+    leave_mark()
+    assert mark_time() > 7
+    forget_mark()
+    forget_mark()
+    assert mark_time() is None
+
+
+def test_a_mark_that_cannot_be_left_is_reported(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(paths, "WENT_DOWN", tmp_path / "none/went-down")
+    leave_mark()
+    assert "counts as an attempt" in caplog.text
