@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from guard import Guard, run
 
-IMAGE = Path(__file__).with_name("btrfs.img.xz")  # mkfs.btrfs --mixed, 16 MiB, empty
+IMAGE = Path(__file__).parents[2] / "rig/btrfs.img.xz"  # mkfs.btrfs --mixed, 16 MiB, empty
 CONFIG = '[turn]\nwrite_bandwidth = "4M"\n[minds.ada]\ncommand = ["/bin/true"]\nuser = "root"\n'
 BELOW = Path("/run/below")
 
