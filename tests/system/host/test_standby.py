@@ -28,6 +28,7 @@ VERBS = (
     ("stop", "1"), ("pause",), ("resume",), ("limit", "show"), ("limit", "set", "global_concurrent_turns=1"),
     ("sleep", "ada"), ("schedule", "list"), ("dead", "list"), ("events",), ("pressure",), ("metrics",), ("reload",),
     ("run", "--mind", "ada", "--", "true"), ("report", "-o", "-"), ("top", "--once"),
+    ("metrics", "--textfile", "/run/hostguard.prom"),
 )  # fmt: skip
 ADA = """
 [minds.ada]
@@ -160,6 +161,7 @@ def test_it_stays_says_why_and_goes_on_once_it_can(
     assert show("ActiveState") == "active"
     pid = guard.pid
 
+    Path("/run/hostguard.prom").write_text("old")
     for verb in VERBS:
         asked = time.monotonic()
         done = guard.cli(*verb, check=False)
@@ -167,6 +169,7 @@ def test_it_stays_says_why_and_goes_on_once_it_can(
         assert broken.reason in " ".join(done.stderr.split()), (verb, done)
         assert "Until this is corrected, nothing is accepted or started; 1 turn in progress" in done.stderr
         assert time.monotonic() - asked < LONG_S / 4, verb
+    assert not Path("/run/hostguard.prom").exists(), "old numbers would look like new ones"
     status = json.loads(guard.cli("status", "--json", check=False).stdout)
     assert (status["state"], status["turns"], status["live"][0]["id"]) == ("standby", 1, "1")
     assert "!! daemon   is on standby" in guard.cli("status", check=False).stdout
@@ -220,6 +223,24 @@ def test_a_turn_that_ends_meanwhile_is_accounted_for_by_its_record(
     guard.wait_ready()
     row = guard.json("queue", "1")
     assert (row["state"], row["attempts"], row["result"]["exit"]) == ("done", 0, 0)
+
+
+def test_a_run_that_waits_outlasts_it(guard: Guard, go: Callable[[], None]) -> None:
+    guard.start(ADA)
+    guard.cli("send", "@ada", "first")
+    wait_for(guard.scopes)
+    command = ["hostguard", "run", "--mind", "ada", "--", "echo", "ran"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        wait_for(lambda: guard.json("status")["held"] == 1)
+        guard.configure("[limits]\nx = 2\n")
+        systemctl("restart", UNIT)
+        time.sleep(3)
+        assert waiting.poll() is None
+        guard.configure(ADA)
+        guard.wait_ready()
+        go()
+        out, err = waiting.communicate(timeout=LONG_S)
+    assert (waiting.returncode, out) == (0, "ran\n"), err
 
 
 def test_the_done_of_a_resident_mind_waits_in_the_socket(host: ResidentHost) -> None:
