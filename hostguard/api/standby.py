@@ -112,27 +112,29 @@ class Standby:
 
     async def until(self, prepare: Callable[[], Awaitable[Config]]) -> Config:
         """Prepare the start, however often. Raises Stopped; OSError and Rival if the API cannot be served."""
-        while True:
-            self._again.clear()
-            asked, self._asked = self._asked, []
-            try:
-                config = await prepare()
-            except Exception as error:
-                if isinstance(error, Rival) and not activated():
-                    raise  # the socket's path belongs to the other guard
-                if isinstance(error, NoFolder):
-                    await self.afresh(error, _nothing_in_the_way)
-                found = obstacle(error)
-                await self._serve(found)
-                _answer(asked, found)
-                await self._wait(found.again_s)
-            else:
-                if self._server is not None:
-                    log.warning("the guard can start now")
-                    _answer(asked, config)
-                    self._server.end()
-                    self._server = None
-                return config
+        with _Changes(self._again) as changes:
+            while True:
+                self._again.clear()
+                await asyncio.to_thread(changes.watch)  # first, so that a change after the reading is seen
+                asked, self._asked = self._asked, []
+                try:
+                    config = await prepare()
+                except Exception as error:
+                    found = obstacle(error)
+                    if isinstance(error, Rival) and not activated():
+                        raise  # the socket's path belongs to the other guard
+                    await self._serve(found)
+                    _answer(asked, found)
+                    if isinstance(error, NoFolder):
+                        await self.afresh(error, _nothing_in_the_way)
+                    await self._wait(found.again_s)
+                else:
+                    if self._server is not None:
+                        log.warning("the guard can start now")
+                        _answer([*asked, *self._asked], config)
+                        self._server.end()
+                        self._server = None
+                    return config
 
     async def afresh(self, error: Exception, chance: Callable[[], bool] = lambda: True) -> Never:
         """Stay, as only a new process can start, until that has a chance; then raise the error, to end here.
@@ -140,14 +142,16 @@ class Standby:
         Raises Stopped instead if the guard is to stop.
         """
         found = obstacle(error)
-        while True:
-            self._again.clear()
-            await self._serve(found)
-            await self._wait(AFRESH_S)
-            asked, self._asked = self._asked, []
-            _answer(asked, found)
-            if await asyncio.to_thread(chance):
-                break
+        with _Changes(self._again) as changes:
+            while True:
+                self._again.clear()
+                await asyncio.to_thread(changes.watch)
+                await self._serve(found)
+                await self._wait(AFRESH_S)
+                asked, self._asked = self._asked, []
+                _answer(asked, found)
+                if await asyncio.to_thread(chance):
+                    break
         self._end()
         await asyncio.sleep(SETTLE_S)  # they get their answers
         raise error
@@ -183,13 +187,11 @@ class Standby:
         self._notifier.status(cut(f"on standby, {live} in progress: {text}", LINE_MAX))
 
     async def _wait(self, seconds: float) -> None:
-        """Until a file changes, somebody asks for it, or the time is over. Raises Stopped."""
-        with _Changes(self._again) as changes:
-            await asyncio.to_thread(changes.watch)
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._again)]
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+        """Until it is to try again, or the time is over. Raises Stopped."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._again)]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         if self._stop.is_set():
             self._end()
             raise Stopped
@@ -226,7 +228,7 @@ class _Changes:
             self._inotify.close()
 
     def watch(self) -> None:
-        """Begin. Blocks."""
+        """Watch the folders that there are now. Blocks."""
         if self._inotify is None:
             return
         for folder in (paths.CONFIG.parent, *paths.DROP_INS):
