@@ -57,7 +57,8 @@ def test_a_frozen_turn_looks_frozen(guard: Guard, unit: str) -> None:
         guard.cli("stop", "1")
         wait_for(lambda: not guard.scopes())
     finally:
-        systemctl("thaw", unit)
+        subprocess.run(["systemctl", "thaw", unit], capture_output=True, timeout=60, check=False)
+        guard.cli("cancel", "2", check=False)
         guard.end_turns()
         host.api.close()
 
