@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from until import until
 
-from hostguard.api import connection
+from hostguard.api import connection, http
 from hostguard.api.app import make_app
 from hostguard.api.connection import Limits
 from hostguard.api.http import Stream, has_left, json_object, on
@@ -539,7 +539,8 @@ def test_who_has_sent_all_and_closed_that_way_is_answered(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "nonsense",
     [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
-     b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"],
+     b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+     b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"],
 )  # fmt: skip
 def test_what_is_not_http_is_answered_so(tmp_path: Path, nonsense: bytes) -> None:
     async def work(host: Host) -> None:
@@ -550,6 +551,26 @@ def test_what_is_not_http_is_answered_so(tmp_path: Path, nonsense: bytes) -> Non
         client.close()
 
     on_host(tmp_path, work)
+
+
+def test_what_is_not_http_is_one_line_a_minute_that_quotes_none_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h11's own texts quote what was sent, and that may be a part of a message."""
+
+    async def work(host: Host) -> None:
+        for _ in range(5):
+            assert (await host.ask(b"a secret\r\n\r\n")).status == 400
+        assert (await host.ask(chunked + b"a secret\r\n")).status == 400
+        monkeypatch.setattr(http, "SELDOM_S", 0.0)
+        assert (await host.ask(b"a secret\r\n\r\n")).status == 400
+
+    chunked = b"POST /json HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with caplog.at_level(logging.DEBUG):
+        on_host(tmp_path, work)
+    line = f"a process (pid {os.getpid()}, uid={os.getuid()}) sent what is not HTTP/1.1"
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("hostguard")]
+    assert said == [line, f"{line} (5 more like it since the last such line)"]
 
 
 def test_who_wants_a_websocket_has_plain_http(tmp_path: Path) -> None:
