@@ -45,6 +45,7 @@ timezone = "UTC"
 message = "hour"
 catch_up = "once"
 catch_up_window = "7d"
+overlap = "queue"
 """
 SCRIPT = """#!/bin/sh
 # An exec mind: logs its message, works, and ends as the message says.
