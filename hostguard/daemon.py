@@ -61,6 +61,7 @@ from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store import failures
 from hostguard.store.settings import SettingsStore
+from hostguard.store.slow_check import check_slowly
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.client import Systemd
@@ -258,7 +259,10 @@ class Daemon:
             return
         self._ready = True
         self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
+        checking = Tasks()
+        checking.start(check_slowly(self.queue))
         await self._stop.wait()
+        checking.cancel()
         self.notifier.send("STOPPING=1")
         if await parts.scopes.going_down():
             await asyncio.to_thread(leave_mark)
@@ -343,6 +347,7 @@ class Daemon:
                 self.notifier.send("READY=1", f"STATUS={self.shown.line()}")
                 raise
             self.shown.reload_failed = False
+            await self.queue.renew_notice()
             await self._use(config)
             await mlock.try_lock()
             parts.monitor.use(self.device)

@@ -30,21 +30,21 @@ class Aside(StrEnum):
 _TEXTS = {
     Aside.FILE: (
         "the queue was damaged and is kept as {file}; a new one was begun. What can be read of the old one:"
-        " sqlite3 {file} .recover. Move it away to end this notice"
+        " sqlite3 {file} .recover. To end this notice, move it away and run hostguard reload"
     ),
     Aside.ROWS: (
         "{rows} of the queue were damaged and taken out. They are in {file}, a line of JSON each, with their"
-        " messages. Send again what is needed, and move the file away to end this notice"
+        " messages. Send again what is needed. To end this notice, move it away and run hostguard reload"
     ),
     Aside.UNREPLAYED: (
         "the newest changes of the queue, in its WAL, were damaged: messages that were accepted last may be"
         " lost, and others may run again. {file} and {file}-wal are a copy of both, as found. To see the"
-        " messages: strings {file}-wal. Move both away to end this notice"
+        " messages: strings {file}-wal. To end this notice, move both away and run hostguard reload"
     ),
     Aside.REPAIRED: (
         "the newest changes of the queue, in its WAL, were damaged, and repaired by their checksums: nothing"
-        " is lost. {file} and {file}-wal are a copy of both, as found. Check the disk, and move both away to"
-        " end this notice"
+        " is lost. {file} and {file}-wal are a copy of both, as found. Check the disk. To end this notice,"
+        " move both away and run hostguard reload"
     ),
 }
 

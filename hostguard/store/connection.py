@@ -39,21 +39,21 @@ def suspect(path: Path) -> None:
 def open_database(path: Path) -> tuple[sqlite3.Connection, str | None]:
     """(connection, notice). Raises SchemaTooNew, sqlite3.Error, OSError; moves a damaged file aside.
 
-    The notice stays until a person has removed what was set aside.
+    The notice is renewed by asides.notice, once a person has moved away what was set aside.
     """
-    wal.mend(path)
+    left = wal.mend(path)
     try:
-        db = _open(path)
+        db = _open(path, left)
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         log.critical("%s is damaged: %s; it is moved aside as %s", path, error, asides.move_file(path))
         suspect_mark(path).unlink(missing_ok=True)
-        db = _open(path)
+        db = _open(path, False)
     return db, asides.notice(path)
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, has_wal: bool) -> sqlite3.Connection:
     mark = suspect_mark(path)
     state = mark.read_text(errors="replace") if mark.exists() else CHECKED
     if state == AGAIN:
@@ -79,6 +79,9 @@ def _open(path: Path) -> sqlite3.Connection:
             damage.reindex(db)
         if mended and damage.check(db):
             raise sqlite3.DatabaseError("malformed: its indexes cannot be made anew")
+        if has_wal:  # what is behind its last change must not be taken for damage later
+            with suppress(sqlite3.OperationalError):  # the card is full
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if state == CHECKED or mended:
             mark.unlink(missing_ok=True)
         else:

@@ -42,14 +42,17 @@ class Found:
     repair: tuple[int, bytes] | None
 
 
-def mend(path: Path) -> None:
-    """Keep a copy of a queue whose WAL is damaged, and repair the WAL if that can be done. Raises OSError."""
+def mend(path: Path) -> bool:
+    """Keep a copy of a queue whose WAL is damaged, and repair the WAL if that can be done. Raises OSError.
+
+    True if there is a WAL.
+    """
     file = path.with_name(f"{path.name}-wal")
     try:
         raw = bytearray(file.read_bytes())
         page_size = _page_size(path)
     except FileNotFoundError:
-        return
+        return False
     repairs: list[tuple[int, bytes]] = []
     while (found := examine(raw, page_size)) is not None and found.repair is not None:
         offset, right = found.repair
@@ -58,7 +61,7 @@ def mend(path: Path) -> None:
         if len(repairs) > REPAIRS_MAX:
             break
     if not repairs and found is None:
-        return
+        return len(raw) > 0
     aside = asides.copy(path, Aside.REPAIRED if found is None else Aside.UNREPLAYED)
     with file.open("r+b") as stream:
         for offset, right in repairs:
@@ -73,6 +76,7 @@ def mend(path: Path) -> None:
     else:
         text = "%s is damaged at frame %d, %d changes or more are lost; it is kept as it was: %s-wal"
         log.critical(text, file, found.frame, found.changes, aside)
+    return True
 
 
 def _page_size(path: Path) -> int:

@@ -122,6 +122,10 @@ class Queue:
         await self._loop.run_in_executor(self._reader_pool, self._reader.close)
         self._reader_pool.shutdown()
 
+    async def renew_notice(self) -> None:
+        """Look whether a person has moved away what was set aside. Raises OSError."""
+        self.notice = await self._loop.run_in_executor(self._reader_pool, asides.notice, self.path)
+
     def keep_history(self, rows: int) -> None:
         """Keep this many ended rows, the newest, now and from now on."""
         self.submit(lambda db: self._history.keep(db, rows), durable=False, keep=True)

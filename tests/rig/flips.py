@@ -18,6 +18,7 @@ from hostguard.delivery import batch_rows, quarantine_rows
 from hostguard.store import deliveries, settings
 from hostguard.store.connection import open_database
 from hostguard.store.deliveries import New
+from hostguard.store.sums import checked
 from hostguard.telemetry import timeline_rows
 from hostguard.telemetry.timeline import LEVELS, Incident, Point, Seen
 
@@ -81,6 +82,8 @@ def content(db: sqlite3.Connection) -> Content:
     found |= {("points", point.at): point for point in timeline_rows.points(db, 0)}
     found |= {("incidents", one.at): one for one in timeline_rows.incidents(db, 0)}
     timeline_rows.ended(db, 0)
+    used = db.execute("SELECT * FROM keys").fetchall()
+    found |= {("keys", row[0]): checked("keys", row[0], row) for row in used}
     return found
 
 
@@ -163,7 +166,11 @@ def _judge(queue: Queue, path: Path, tally: Tally) -> str | None:
     whole = "" in sides
     named = _named(sides[".rows"]) if ".rows" in sides else set()
     changed = [key for key, value in found.items() if queue.truth.get(key) != value]
-    lost = queue.truth.keys() - found.keys()
+    lost = {
+        key
+        for key in queue.truth.keys() - found.keys()
+        if key[0] != "keys" or ("deliveries", key[1]) in found
+    }
     tally.harmless += not sides
     tally.rows += bool(named)
     tally.file += whole

@@ -13,7 +13,7 @@ from flips import DB, WAL, content, fill, flipped, killed_queue
 from onqueue import message, on_queue, put
 
 from hostguard.core.model import Kind, State
-from hostguard.store import connection, damage, deliveries, schema, sums, wal
+from hostguard.store import connection, damage, deliveries, schema, slow_check, sums, wal
 from hostguard.store.connection import open_database
 from hostguard.store.settings import SettingsStore, stored
 from hostguard.store.writer import Unavailable, Unreadable
@@ -202,6 +202,41 @@ def test_a_large_file_is_not_read_whole_and_its_rows_are_checked_as_they_are_met
     assert "number" not in caplog.text
 
 
+def test_a_large_file_is_checked_in_the_background(path, monkeypatch):
+    monkeypatch.setattr(connection, "CHECK_MAX", 0)
+    monkeypatch.setattr(slow_check, "CHECK_MAX", 0)
+    monkeypatch.setattr(damage, "SOME", 7)
+    monkeypatch.setattr(slow_check, "PAUSE_S", 0)
+    behind(
+        path,
+        "UPDATE deliveries SET state = 'quaued' WHERE id IN (2, 60)",
+        "UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = 7",
+        "UPDATE payloads SET body = x'7b7d' WHERE id = 8",
+        "UPDATE points SET level = 1 WHERE at = 0",
+    )
+
+    async def work(queue):
+        await slow_check.check_slowly(queue)
+
+    on_queue(path.parent, work)
+    assert {(one["table"], one["row"]) for one in kept(path)} == {
+        *(("deliveries", id_) for id_ in (2, 7, 8, 60)), ("payloads", 8), ("points", 0),
+    }  # fmt: skip
+
+
+def test_the_notice_ends_once_the_files_are_moved_away(path):
+    behind(path, "UPDATE deliveries SET mind = 'c' WHERE id = 1")
+
+    async def work(queue):
+        assert "deliveries 1" in queue.notice
+        for file in path.parent.glob("*.rows"):
+            file.unlink()
+        await queue.renew_notice()
+        return queue.notice
+
+    assert on_queue(path.parent, work) is None
+
+
 def test_a_write_that_meets_damage_is_made_without_it(tmp_path):
     async def work(queue):
         await put(queue, message(key="k"))
@@ -251,7 +286,7 @@ def test_a_damaged_row_of_an_earlier_schema_does_not_stop_the_migration(tmp_path
     behind(tmp_path / DB, change)
     found, notice = opened(tmp_path / DB)
     assert f"{table} {row}" in notice
-    lost = before.keys() - found.keys()
+    lost = {key for key in before.keys() - found.keys() if key[0] != "keys"}  # that goes with its row
     assert lost == {("settings", row) if table == "settings" else ("deliveries", row)}
     assert {key: found[key] for key in found} == {key: before[key] for key in found}
     assert opened(tmp_path / DB) == (found, notice)
@@ -331,6 +366,14 @@ def test_a_hole_in_the_last_change_is_taken_for_a_power_cut_and_one_before_it_fo
         found = wal.examine(holed, 1024)
         assert (found is not None) == told, frame
         assert found is None or found.repair is None
+
+
+def test_what_a_power_cut_left_is_not_looked_at_twice(killed, tmp_path):
+    """Later changes are written over it, and its rest may hold whole changes."""
+    flipped(killed, WAL, 0, tmp_path / "q")
+    (tmp_path / "q" / WAL).write_bytes(killed.files[WAL][:-700])
+    with closing(open_database(tmp_path / "q" / DB)[0]):
+        assert (tmp_path / "q" / WAL).stat().st_size == 0
 
 
 def test_a_file_of_a_queue_that_cannot_be_copied_is_left_as_it_was(killed, tmp_path, monkeypatch):
