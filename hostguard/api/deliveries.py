@@ -99,7 +99,7 @@ class Deliveries:
     async def _shown(self, id_: int) -> Response:
         found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
-            raise unknown("delivery", id_, "it was dropped from the history")
+            raise unknown("delivery", id_, "it was dropped from the history, or damaged: hostguard status")
         return JSONResponse(self._views.delivery(*found))
 
     @on("GET", "/v1/deliveries/{id}/why")
