@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from guard import STATE, wait_for
 from guarded import LONG_S
 from minds import OneMind
 from resident_host import ResidentHost
+
+from hostguard.core import paths
 
 
 def damaged(host: ResidentHost) -> None:
@@ -42,7 +46,14 @@ def deleted(host: ResidentHost) -> None:
     host.guard.stop()
 
 
-WAYS = [damaged, moved_away, restored, deleted]
+def changed(host: ResidentHost) -> None:
+    """By somebody who does not keep its checksum, or by the card: the row alone is set aside."""
+    host.guard.stop()
+    with closing(sqlite3.connect(paths.DATABASE)) as db, db:
+        db.execute("UPDATE deliveries SET sender = 'x' WHERE state = 'delivering'")
+
+
+WAYS = [damaged, moved_away, restored, deleted, changed]
 
 
 def lose_row(host: ResidentHost, mind: OneMind, lose: Callable[[ResidentHost], None], content: str) -> None:

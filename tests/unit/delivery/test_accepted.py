@@ -246,3 +246,23 @@ def test_a_message_that_is_refused_late_has_no_consequence(tmp_path, monkeypatch
         assert await host.queue.read(deliveries.last_id) == 1
 
     on_host(tmp_path, work)
+
+
+LATER = 1 << 40
+OTHER = {
+    "content": "y", "session": "s", "sender": "bob", "not_before": LATER, "expires_at": LATER, "interrupt": True,
+    "kind": "notice", "channel": "#c", "whileSleeping": "skip", "conversationId": "c", "platform": "p",
+    "isDM": True, "participants": ["a"], "participantCount": 2, "typing": ["a"], "instructions": "be brief",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", sorted(intake.SEND_FIELDS - {"to", "key"}))
+def test_every_part_of_a_request_counts_when_its_key_comes_again(tmp_path, field):
+    async def work(host):
+        await host.send("@eve", key="k")
+        with pytest.raises(Problem, match=f"different here: {field}$") as problem:
+            await host.send("@eve", key="k", **{field: OTHER[field]})
+        assert problem.value.more == {"delivery": 1, "differs": (field,)}
+        assert not (await host.send("@eve", key="k")).created
+
+    on_host(tmp_path, work)
