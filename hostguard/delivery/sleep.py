@@ -37,6 +37,7 @@ from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy, known_mind
 from hostguard.store.deliveries import New
 from hostguard.store.settings import SLEEP, START, WOKEN, Change, SettingsStore, Sleep, Woken
+from hostguard.store.writer import Unavailable
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.live import Live
 
@@ -292,7 +293,13 @@ class Sleeper:
             if problem.code != "unavailable":
                 raise
             self._settings.restore(SLEEP.key(mind), WOKEN.key(mind), START.key(mind))
-            raise unavailable(f"the device accepts no writes; {mind} is unchanged, try again") from problem
+            # A write that the card did not answer in time is undone, too.
+            why = (
+                problem.detail
+                if isinstance(problem.__cause__, Unavailable)
+                else "the device accepts no writes"
+            )
+            raise unavailable(f"{why}; {mind} is unchanged, try again") from problem
 
 
 def _shown(time: int) -> str:
