@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from hostguard.api.volute import Endpoint
 from hostguard.api.web import Pages, WebEndpoint
 from hostguard.config.load import load_on_host
 from hostguard.core import paths, signals
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.errors import ConfigError, Problem
 from hostguard.core.model import Config
 from hostguard.core.signals import Signal
@@ -98,7 +97,7 @@ SETTLE_S = 5.0  # for starts under way when we stop
 class Parts:
     """The guard's parts, put together: nothing runs yet. Tests have the same, some of them fakes."""
 
-    def __init__(self, queue: Queue, journal: Journal, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(self, queue: Queue, journal: Journal, clock: Clock) -> None:
         redrive, session_changed = Signal[signals.Redrive](), Signal[signals.SessionChanged]()
         turn_ended, rows_stored = Signal[TurnEnded](), Signal[signals.RowsStored]()
         mind_died, mind_woken = Signal[signals.MindDied](), Signal[signals.MindWoken]()
@@ -114,22 +113,26 @@ class Parts:
         )
         self.tasks, self.accepting = Tasks(expected=(Problem,)), Tasks(expected=(Problem,))
         self.settings = settings = SettingsStore(queue)
-        self.policy = policy = Policy(settings, boot_id())
+        self.policy = policy = Policy(settings, clock.boot_id)
         self.backlog, self.live = backlog, live = Backlog(), Live()
         self.run_clients, self.waiters = run_clients, waiters = RunClients(), Waiters()
-        self.ledger = ledger = Ledger(queue, events, run_clients, waiters, policy, rows_stored)
+        self.ledger = ledger = Ledger(queue, events, run_clients, waiters, policy, rows_stored, clock)
         self.availability, self.done_tracker = Availability(), DoneTracker(waiters)
         self.readback, self.systemd = Readback(events), Systemd()
         systemd, forks = self.systemd, ForkClient(self.systemd)
-        self.scopes = scopes = Scopes(live, systemd, forks, self.readback, redrive, turn_ended, unit_started)
-        self.recorder = TimelineRecorder(queue, backlog)
+        self.scopes = scopes = Scopes(
+            live, systemd, forks, self.readback, redrive, turn_ended, unit_started, clock
+        )
+        self.recorder = TimelineRecorder(queue, backlog, clock)
         freezer, throttle = Freezer(live, systemd, events, turn_thawed), Throttle(systemd, slice_throttled)
-        self.monitor = Monitor(live, systemd, policy, events, self.recorder, freezer, throttle, redrive)
+        self.monitor = Monitor(
+            live, systemd, policy, events, self.recorder, freezer, throttle, redrive, clock
+        )
         self.gate = gate = Gate(
-            policy, live, scopes, queue, self.monitor, self.availability, run_clients, backlog
+            policy, live, scopes, queue, self.monitor, self.availability, run_clients, backlog, clock
         )
         self.waits = waits = Waits(policy, live, backlog)
-        self.rows, self.routes = BacklogRows(backlog, gate, redrive), RouteFiles(routes_changed)
+        self.rows, self.routes = BacklogRows(backlog, gate, redrive, clock), RouteFiles(routes_changed)
         self.broken_minds = BrokenMinds(policy, redrive)
         adoption = Adoption(systemd, scopes.cgroup, mind_died, self.processes_moved)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
@@ -144,21 +147,23 @@ class Parts:
         )
         self.dispatcher = dispatcher = Dispatcher(
             backlog, gate, self.starter, live, ledger, run_clients, self.availability, events,
-            session_changed, self.pumped,
+            session_changed, self.pumped, clock,
         )  # fmt: skip
-        self.recovery = Recovery(queue, ledger, backlog, live, drivers, run_clients, policy, self.tasks)
+        self.recovery = Recovery(
+            queue, ledger, backlog, live, drivers, run_clients, policy, gate, self.tasks, clock
+        )
 
-        self.batcher = Batcher(policy, live, queue, ledger, waiters, dispatcher, self.accepting)
+        self.batcher = Batcher(policy, live, queue, ledger, waiters, dispatcher, self.accepting, clock)
         self.quarantine = Quarantine(
             policy, self.routes.get, queue, ledger, waiters, self.batcher, dispatcher, self.accepting
         )
         self.held = held = HeldBack(self.batcher, self.quarantine)
         self.acceptor = Acceptor(
             policy, settings, self.routes.get, held, queue, ledger, backlog, run_clients, dispatcher,
-            mind_woken, self.accepting,
+            mind_woken, self.accepting, clock,
         )  # fmt: skip
         self.scheduler = Scheduler(
-            policy, settings, queue, self.acceptor, events, self.counters, self.accepting, clock
+            policy, settings, queue, self.acceptor, events, self.counters, self.accepting, clock.date
         )  # fmt: skip
         self.services = MindServices(policy, settings, live, systemd, unit_started)
         self.sleeper = Sleeper(
@@ -167,7 +172,7 @@ class Parts:
         )  # fmt: skip
         self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
         self.deliveries = DeliveryControl(
-            queue, live, backlog, run_clients, ledger, waiters, held, dispatcher, self.health
+            queue, live, backlog, run_clients, ledger, waiters, held, dispatcher, self.health, clock
         )
 
         redrive.subscribe(dispatcher.redrive)
@@ -193,16 +198,17 @@ class Daemon:
 
     def __init__(self, journal: Journal) -> None:
         self.notifier, self.queue = Notifier(), Queue(paths.DATABASE)
-        self.parts = parts = Parts(self.queue, journal)
+        clock = Clock(boot_id())
+        self.parts = parts = Parts(self.queue, journal, clock)
         policy, gate, backlog, live, held = parts.policy, parts.gate, parts.backlog, parts.live, parts.held
         views = Views(
             policy, live, parts.scopes, gate, backlog, held, parts.ledger, parts.monitor, parts.health,
-            parts.availability,
+            parts.availability, clock,
         )  # fmt: skip
         metrics = Metrics(
             policy, live, gate, backlog, held, parts.ledger, parts.monitor, parts.counters, self.status
         )
-        self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier)
+        self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier, clock)
         reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
             Deliveries(

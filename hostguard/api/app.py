@@ -24,7 +24,7 @@ from hostguard.api.http import Stream, body_max, json_object, number, on, proble
 from hostguard.api.pressure import pressed
 from hostguard.api.views import Json, Views, effective_cap
 from hostguard.config.dump import as_dict
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.errors import ConfigError, Problem, bad_request, internal, unavailable, unknown
 from hostguard.core.settings import Level
 from hostguard.core.signals import Pumped
@@ -92,9 +92,12 @@ class Status:
     _monitor: Monitor
     _views: Views
     _notifier: Notifier
+    _clock: Clock
     reload_failed: bool = field(default=False, init=False)
     _line_due: bool = field(default=False, init=False)
-    _started_at: int = field(default_factory=now_ms, init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self._clock.now().stamp
 
     def _problems(self, device: Device, minds: list[Json]) -> dict[str, str | None]:
         """What is wrong, by code; None: that is not."""
@@ -120,11 +123,12 @@ class Status:
         self, device: Device, faults: Mapping[str, str | None], enforcement: Collection[Verdict]
     ) -> Json:
         """The body of GET /v1/status. `faults`: what other parts report, by code; None: no fault."""
-        policy, host, minds = self._policy, self._gate.host(), self._views.minds()
+        policy, host, minds, now = self._policy, self._gate.host(), self._views.minds(), self._clock.now()
         return {
             "version": __version__,
             "pid": os.getpid(),
-            "started_at": self._started_at,
+            "at": now.date,
+            "started_at": now.date_of(self._started),
             "state": "no_systemd" if not host.systemd else "paused" if host.paused else "running",
             "turns": host.live,
             "cap": host.cap,

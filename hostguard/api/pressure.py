@@ -68,7 +68,7 @@ def pressed(monitor: Monitor) -> dict[str, Any]:
         **_rates(recent),
         "frozen": list(monitor.frozen),
         "tightened": monitor.throttled,
-        "changes": [asdict(change) for change in monitor.changes],
+        "changes": monitor.shown_changes(),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hostguard.core import outcome
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock, Now
 from hostguard.core.model import Delivery, Hold, HostView, Mind, MindView, Row, State
 from hostguard.core.outcome import Usage
 from hostguard.core.ports import HeldRows
@@ -19,6 +19,7 @@ from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy
+from hostguard.gate.times import queued
 from hostguard.pressure.monitor import Monitor
 from hostguard.store import failures
 from hostguard.telemetry.health import Health
@@ -47,10 +48,11 @@ class Views:
     _monitor: Monitor
     _health: Health
     _availability: Availability
+    _clock: Clock
 
     def delivery(self, row: Delivery, payload: bytes | None = None) -> Json:
         """One row, and its turn: `state` is in_turn once its scope is up. `hold` says why it waits."""
-        live = self._live.by_id(row.turn or outcome.turn_id(row.id, row.attempts))
+        live, now = self._live.by_id(row.turn or outcome.turn_id(row.id, row.attempts)), self._clock.now()
         state: str = row.state
         if live is not None and not row.state.final:
             state = "delivering" if live.phase is Phase.STARTING else "in_turn"
@@ -70,48 +72,57 @@ class Views:
             "turn": row.turn,
             "started_at": row.started_at or None,
             "ended_at": row.ended_at or None,
+            "age_ms": now.since(now.known(row.accepted, row.created_at)),
             "result": dict(row.result),
             "failed": failures.failed(row),
             "hold": None,
         }
-        hold = self._gate.hold(row.row) if live is None and row.state is State.QUEUED else None
-        since = max(row.created_at, row.not_before)
-        if hold is not None and since <= now_ms():
-            view["hold"] = {"reason": hold.reason, "blocker": hold.blocker, "since": since}
+        waiting = self._waiting(row, now)
+        hold = self._gate.hold(waiting) if live is None and row.state is State.QUEUED else None
+        if hold is not None and not waiting.later(now):
+            view["hold"] = _hold(hold, waiting, now)
         if payload is not None:
             view["payload"] = json.loads(payload)
         return view
 
     def why(self, row: Delivery) -> Json:
-        """Why a row waits: reason, blocker, since when, place in line (1 = next), and a sentence."""
-        view: Json = dict.fromkeys(("reason", "blocker", "since", "place", "ahead", "due"))
+        """Why a row waits: reason, blocker, for how long, place in line (1 = next), and a sentence."""
+        names = "reason", "blocker", "since", "waited_ms", "measured", "place", "ahead", "due"
+        view: Json = dict.fromkeys(names)
         view |= {"id": row.id, "mind": row.mind, "state": row.state}
         if row.state is not State.QUEUED:
             turn = f", turn {row.turn}" if row.turn else ""
             return view | {"text": f"{row.id} does not wait: it is {row.state}{turn}"}
-        hold = self._gate.hold(row.row)
+        now = self._clock.now()
+        waiting = self._waiting(row, now)
+        hold = self._gate.hold(waiting)
         if hold is None:
             return view | {"text": f"{row.id} starts now"}
-        view |= {"reason": hold.reason, "blocker": hold.blocker}
-        paused = self._backlog.paused(row.mind, row.session)
-        retried = hold.reason is Reason.RETRY and paused is not None and paused.id == row.id
+        retried = hold.reason is Reason.RETRY and waiting.later(now)
         if retried or hold.reason is Reason.NOT_DUE:
-            due = paused.not_before if retried and paused is not None else row.not_before
+            due_ms = now.until(waiting.due) if waiting.due else waiting.not_before - now.date
             what = "is tried again" if retried else "is not held: it is due"
-            text = f"{row.id} {what} in {span(due - now_ms())}"
+            text = f"{row.id} {what} in {span(due_ms)}"
             if row.attempts:
                 text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
+            view |= {"reason": hold.reason, "due": now.date + due_ms}
             if retried:
-                return view | {"since": row.created_at, "due": due, "text": text}
-            if (then := self._gate.hold(replace(row.row, not_before=0))) is not None:
+                return view | {"blocker": hold.blocker, "since": row.created_at, "text": text}
+            if (then := self._gate.hold(replace(waiting, not_before=0, due=0))) is not None:
                 text += f"; if it were due now, it would wait: {self._sentence(then)}"
-            return view | {"blocker": None, "due": due, "text": text}
-        since, place = max(row.created_at, row.not_before), self._backlog.place(row.id, row.mind)
+            return view | {"text": text}
+        view |= _hold(hold, waiting, now)
+        place = self._backlog.place(row.id, row.mind)
+        by_dates = "" if view["measured"] else " (by the clock: the host was restarted since)"
         text = (
-            f"{row.id} has waited {span(now_ms() - since)}: {self._sentence(hold)};"
+            f"{row.id} has waited {span(view['waited_ms'])}{by_dates}: {self._sentence(hold)};"
             f" it is number {place} in line for {row.mind}"
         )
-        return view | {"since": since, "place": place, "ahead": place - 1, "text": text}
+        return view | {"place": place, "ahead": place - 1, "text": text}
+
+    def _waiting(self, row: Delivery, now: Now) -> Row:
+        """The row as it waits, in the backlog or on its way there."""
+        return self._backlog.known(row.row) or queued(row, now)
 
     def _sentence(self, hold: Hold) -> str:
         text = sentence(hold, self._monitor.state.level, self._monitor.state.evidence)
@@ -136,6 +147,7 @@ class Views:
             "session": live.live.session,
             "delivery": live.delivery.id if live.delivery else None,
             "started_at": live.since,
+            "ran_ms": live.ran_ms(self._clock.now()),
             "held_ms": live.waited.ms,
             "state": live.phase,
             "stopping": live.stopped,
@@ -155,20 +167,25 @@ class Views:
         """One mind."""
         mind = self._policy.config.minds.get(name)
         view, down, failing = self._gate.view(name), self._availability.down(name), self._health.failing(name)
-        turns = [self._live.turns[live.unit] for live in view.live]
+        now, turns = self._clock.now(), [self._live.turns[live.unit] for live in view.live]
         frozen = list(
             dict.fromkeys(unit for turn in turns if (unit := self._scopes.frozen_by(turn)) is not None)
         )
         if mind is not None and self._scopes.frozen_service(mind):
             frozen.append(mind.unit or "")
-        hold = self._first_hold(self._backlog.first(name))
+        hold = self._first_hold(self._backlog.first(name), now)
         batching, gated = self._held_back.counts(name)
         asleep = "asleep" if view.asleep else "falls_asleep" if self._policy.sleepy(name) else "awake"
         return {
             "name": name,
             "state": mind_state(mind, view, down is not None, bool(frozen)),
             "sessions": [
-                {"session": live.session, "turn": live.id, "since": self._live.turns[live.unit].since}
+                {
+                    "session": live.session,
+                    "turn": live.id,
+                    "since": self._live.turns[live.unit].since,
+                    "ran_ms": self._live.turns[live.unit].ran_ms(now),
+                }
                 for live in view.live
             ],
             "sleep": asleep,
@@ -180,7 +197,7 @@ class Views:
             "gated": gated,
             "held": self._backlog.count(name),
             "hold": hold,
-            "oldest_wait_ms": now_ms() - hold["since"] if hold and hold["since"] else None,
+            "oldest_wait_ms": hold["waited_ms"] if hold else None,
             "failures": None if failing is None else asdict(failing),
             "dead": self._health.dead(name),
             "down": down,
@@ -193,17 +210,27 @@ class Views:
             "unit": mind.unit if mind else None,
         }
 
-    def _first_hold(self, row: Row | None) -> Json | None:
-        """Why a mind's first row waits. `since` is None if that began before the guard was started."""
+    def _first_hold(self, row: Row | None, now: Now) -> Json | None:
+        """Why a mind's first row waits."""
         hold = self._gate.hold(row) if row is not None else None
         if row is None or hold is None:
             return None
-        found = {"delivery": row.id, "session": row.session}
-        since = self._ledger.held_since(row.id)
-        return found | {"reason": hold.reason, "blocker": hold.blocker, "since": since}
+        return {"delivery": row.id, "session": row.session, **_hold(hold, row, now)}
 
 
 # -- pure
+
+
+def _hold(hold: Hold, row: Row, now: Now) -> Json:
+    """Why a due row waits, and for how long: `since` is the date for that by the clock as it is set now.
+
+    `measured`: False if it waits since before the host was started, so that only the dates say how long.
+    """
+    ms = now.since(row.since)
+    return {
+        "reason": hold.reason, "blocker": hold.blocker, "since": now.date - ms, "waited_ms": ms,
+        "measured": row.since > 0,
+    }  # fmt: skip
 
 
 def sentence(hold: Hold, level: Level, evidence: str) -> str:

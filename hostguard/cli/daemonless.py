@@ -22,7 +22,7 @@ from hostguard.cli import client
 from hostguard.cli.errors import HELD, UNKNOWN, CliError, NotRunning, OnStandby
 from hostguard.core import paths
 from hostguard.core.admission import decide
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.model import Config, Fold, Hold, HostView, LiveTurn, Mind, MindView, Row, Start
 from hostguard.core.units import SLICE, parse_turn_unit, scope_properties, slice_mind, turn_unit
 from hostguard.systemd.dbus_blocking import Bus
@@ -41,7 +41,7 @@ class LiveScope:
     mind: str
     turn: str | None
     description: str
-    started_at: int  # ms since the epoch
+    ran_ms: int
     pids: int
     frozen: bool
 
@@ -68,11 +68,11 @@ def live_scopes(bus: Bus) -> list[LiveScope]:
     found = []
     listed = bus.call("ListUnitsByNames", "as", list(minds)) if minds else []
     for name, description, _load, _active, _sub, _following, path, *_job in listed:
-        unit, text, since = name.decode(), description.decode(errors="replace"), bus.active_since(path)
+        unit, text, ran_ms = name.decode(), description.decode(errors="replace"), bus.active_for(path)
         turn = parse_turn_unit(unit)
         id_, count = turn[1] if turn else None, pids.get(unit, 0)
-        found.append(LiveScope(unit, minds[unit], id_, text, since, count, frozen.get(unit, False)))
-    return sorted(found, key=lambda scope: scope.started_at)
+        found.append(LiveScope(unit, minds[unit], id_, text, ran_ms, count, frozen.get(unit, False)))
+    return sorted(found, key=lambda scope: -scope.ran_ms)
 
 
 def _processes(bus: Bus) -> list[tuple[bytes, int, bytes]]:
@@ -146,7 +146,9 @@ def _decide(config: Config, mind: Mind, session: str, scopes: Sequence[LiveScope
     live = tuple(LiveTurn(scope.unit, scope.mind) for scope in scopes)
     host = HostView(len(live), tuple(turn.unit for turn in live), config.global_concurrent_turns)
     own = tuple(turn for turn in live if turn.mind == mind.name)
-    verdict = decide(host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), now_ms())
+    verdict = decide(
+        host, MindView(mind.name, min(cap, 1), live=own), Row(0, mind.name, session), Now(now_ms())
+    )
     assert not isinstance(verdict, Fold)  # no live turn takes input here
     return verdict
 

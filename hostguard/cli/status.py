@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from time import time
+
 from hostguard.cli import client
 from hostguard.cli.errors import CliError, NotRunning, OnStandby
 from hostguard.cli.render import colours, terminal_size, to_json
 from hostguard.cli.tables import minds_waiting, turn_table, turns_used
-from hostguard.core.clock import now_ms
 from hostguard.core.errors import SystemdFailed
 from hostguard.core.text import cut, safe
 from hostguard.telemetry.headlines import AWAY, QUIET, busy_minds, news
@@ -48,18 +49,19 @@ def _without_daemon(error: CliError) -> Any:
 
     with Bus() as bus:
         scopes = live_scopes(bus)
+    at = round(time() * 1000)
     live = [
         {
             "id": scope.turn, "unit": scope.unit, "mind": scope.mind, "session": None, "delivery": None,
-            "started_at": scope.started_at, "state": "running" if scope.turn else "foreign",
-            "frozen": scope.frozen,
+            "started_at": at - scope.ran_ms, "ran_ms": scope.ran_ms,
+            "state": "running" if scope.turn else "foreign", "frozen": scope.frozen,
             "pids": scope.pids, "description": scope.description,
         }
         for scope in scopes
     ]  # fmt: skip
     state = "standby" if isinstance(error, OnStandby) else "not_running"
     problems = [{"code": state, "text": error.message}]
-    return {"state": state, "turns": len(live), "live": live, "problems": problems}
+    return {"state": state, "at": at, "turns": len(live), "live": live, "problems": problems}
 
 
 def _print(status: Any, as_json: bool) -> None:
@@ -67,13 +69,13 @@ def _print(status: Any, as_json: bool) -> None:
         print(to_json(status))
         return
     width, height = terminal_size()
-    print(screen(status, now_ms(), width, height, colours()))
+    print(screen(status, status["at"], width, height, colours()))
 
 
 def screen(status: Any, now: int, width: int | None, height: int | None, colour: bool) -> str:
     """The status in lines of at most `width` columns, if possible at most `height` lines; None: unlimited.
 
-    `now` is ms since the epoch.
+    `now` is the date of the status, ms since the epoch.
     """
     lines = [_line(one, width, colour) for one in news(status, now)]
     room = None if height is None else height - 1 - len(lines)
@@ -106,7 +108,7 @@ def _minds(status: Any, width: int | None, room: int | None) -> list[str]:
     """The minds that work or wait, as many as fit, then the names of the rest."""
     busy = busy_minds(status)
     shown = busy if room is None else busy[: max(TABLE_MIN, room)]
-    lines = minds_waiting(status, shown, width).splitlines() if shown else []
+    lines = minds_waiting(shown, width).splitlines() if shown else []
     if len(shown) < len(busy):
         lines.append(_fit(f"and {len(busy) - len(shown)} more: hostguard minds", width))
     for state in QUIET:

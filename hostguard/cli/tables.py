@@ -1,10 +1,9 @@
-"""Minds and live turns as tables. Pure, except that it reads the clock."""
+"""Minds and live turns as tables. Pure."""
 
 from __future__ import annotations
 
-from hostguard.core.clock import now_ms
 from hostguard.core.names import MAIN_SESSION
-from hostguard.core.text import clock, duration, ms, safe, size, table
+from hostguard.core.text import clock, ms, safe, size, table
 from hostguard.telemetry.headlines import hold_text, turn_state, waits
 
 TYPE_CHECKING = False  # typing's own costs its import, which `hostguard status` can do without
@@ -52,17 +51,16 @@ def _turn(turn: Any, without_id: str = "-") -> tuple[str, ...]:
         turn.get("mind") or "-",
         turn.get("session") or "-",
         turn_state(turn),
-        duration(max(0.0, (now_ms() - turn["started_at"]) / 1000)) if turn.get("started_at") else "",
+        ms(turn.get("ran_ms")) or "",
     )
 
 
-def minds_waiting(status: Any, minds: list[Any], width: int | None) -> str:
-    """Minds of the status with the reason for waiting, one per line, cut to `width` columns."""
-    now = now_ms()
+def minds_waiting(minds: list[Any], width: int | None) -> str:
+    """Minds of a status with the reason for waiting, one per line, cut to `width` columns."""
     rows = [
         (
             mind["name"], _state(mind), f"{mind['live']}/{mind['cap']}", mind["held"],
-            waits(mind, status, now), hold_text(mind.get("hold"), mind["name"]),
+            waits(mind), hold_text(mind.get("hold"), mind["name"]),
         )
         for mind in minds
     ]  # fmt: skip
@@ -94,8 +92,7 @@ def _kept(mind: Any) -> str:
 
 
 def _sessions(mind: Any) -> str:
-    now = now_ms()
-    return ", ".join(f"{one['session'] or '-'} {ms(now - one['since'])}" for one in mind.get("sessions", []))
+    return ", ".join(f"{one['session'] or '-'} {ms(one['ran_ms'])}" for one in mind.get("sessions", []))
 
 
 def _command(command: Any) -> str:

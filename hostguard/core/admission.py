@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hostguard.core.clock import Now
 from hostguard.core.model import Fold, Hold, HostView, MindView, Row, Start, Verdict
 from hostguard.core.reasons import Reason
 
 
-def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
-    """Start, fold or hold `row`. `now` is ms since the epoch.
+def decide(host: HostView, mind: MindView, row: Row, now: Now) -> Verdict:
+    """Start, fold or hold `row`.
 
     A message that is due for a live turn that takes input folds into it, whatever is paused or full: it
     starts no process. Of several reasons to hold a due row, the one that waiting helps least comes first.
@@ -15,11 +16,11 @@ def decide(host: HostView, mind: MindView, row: Row, now: int) -> Verdict:
     if host.stopping:
         return Hold(Reason.SHUTDOWN, "the host is shutting down")
     same_session = [turn for turn in mind.live if turn.session == row.session]
-    if row.kind.delivers and row.not_before <= now and mind.down is None:
+    if row.kind.delivers and not row.later(now) and mind.down is None:
         for turn in same_session:
             if turn.takes_input:
                 return Fold(turn)
-    if row.not_before > now:
+    if row.later(now):
         return Hold(Reason.NOT_DUE, "it is not due yet")
     if mind.broken:
         return Hold(Reason.MIND_BROKEN, mind.broken)

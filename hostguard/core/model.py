@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from hostguard.core.clock import Now
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.reasons import Reason
 from hostguard.core.settings import Settings
@@ -176,17 +177,28 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A queued delivery, as the gate sees it. Times are ms since the epoch, UTC."""
+    """A queued delivery, as the gate sees it. `since` and `due` are stamps, see core/clock.py; 0 = unset.
+
+    It is due at the date `not_before`, in ms, or at `due`, when its pause after a failure is over. `since`:
+    from when on it has waited; only rows of the backlog have it.
+    """
 
     id: int
     mind: str
     session: str
     not_before: int = 0
     kind: Kind = Kind.MESSAGE
+    due: int = 0
+    since: int = field(default=0, compare=False)
+
+    def later(self, now: Now) -> bool:
+        """True if it is not due yet."""
+        return now.until(self.due) > 0 if now.of_this_boot(self.due) else self.not_before > now.date
 
 
-StoredRow = tuple[int, str, str, int, str]  # the values of a Row, as the database has them
-_row_values = attrgetter(*(item.name for item in fields(Row)))
+# id, mind, session, not_before, kind, due, created_at and accepted of a Delivery, as the database has them
+StoredRow = tuple[int, str, str, int, str, int, int, int]
+_row_values = attrgetter("id", "mind", "session", "not_before", "kind", "due")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +214,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset."""
+    """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset.
+
+    The last three are stamps, see core/clock.py: how long ago something was.
+    """
 
     id: int
     mind: str
@@ -221,6 +236,9 @@ class Delivery:
     ended_at: int
     result: Mapping[str, Any]
     posted_at: int = 0  # when a resident mind confirmed it
+    accepted: int = 0
+    due: int = 0  # the end of its pause after a failure, of which `not_before` is the date
+    started: int = 0
 
     @property
     def row(self) -> Row:
@@ -229,11 +247,15 @@ class Delivery:
 
 
 class Waited(NamedTuple):
-    """How long a row waited since it was due, in ms, and behind what; None if it was not held."""
+    """How long a row waited since it was due, in ms, and behind what; None if it was not held.
+
+    `since` is the stamp of the wait's beginning.
+    """
 
     ms: int
     behind: str | None
     reason: Reason | None = None
+    since: int = 0
 
 
 NOT_HELD = Waited(0, None)

@@ -37,7 +37,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a turn's guard and stub wrote. `released`: the command may have run. `exit`, `signal`: its end."""
+    """What a turn's guard and stub wrote. `released`: the command may have run. `exit`, `signal`: its end.
+
+    `started` and `ended` are in ticks, see core/clock.py.
+    """
 
     released: bool = False
     not_started: str | None = None
@@ -47,6 +50,8 @@ class Record:
     anchor: int | None = None  # pid of the process that holds the scope of a resident mind's turn
     output: str = ""  # of a script
     session: str | None = None  # None: an older guard made the record
+    started: int | None = None
+    ended: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +138,11 @@ def _name(number: int) -> str:
 
 
 def result(
-    end: Ending, record: Record | None, run_ms: int, waited: Waited, used: Usage | None = None
+    end: Ending, record: Record | None, run_ms: int | None, waited: Waited, used: Usage | None = None
 ) -> dict[str, Any]:
     """What is stored of an ended turn. CPU in ms, memory and I/O in bytes; None = the kernel gave none.
 
+    `run_ms` is None if nobody saw when it ended.
     `used` is for a turn without an account in its record. A sum over processes is left out: those of a
     resident mind worked before the turn, too.
     """
@@ -148,8 +154,7 @@ def result(
         "exit": end.exit,
         "reason": end.reason,
         "run_ms": run_ms,
-        "held_ms": waited.ms,
-        "held_for": waited.reason,
+        **waited_for(waited),
         "cpu_ms": cpu // 1000 if cpu is not None else used and used.cpu_ms,
         "memory_peak": account.get("memory_peak"),
         "read_bytes": account.get("read_bytes", scope and scope.read_bytes),
@@ -164,6 +169,11 @@ def failed(outcome: str | None, exit_: int | None) -> bool | None:
     if outcome == EXITED:
         return None if exit_ is None else exit_ != 0
     return False if outcome in WENT_WELL else None
+
+
+def waited_for(waited: Waited) -> dict[str, Any]:
+    """How long a row waited before its turn, and why."""
+    return {"held_ms": waited.ms, "held_for": waited.reason}
 
 
 def turn_id(row: int, attempts: int) -> str:

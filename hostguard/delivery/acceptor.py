@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.errors import conflict, internal, queue_full, unavailable
 from hostguard.core.model import Delivery, State
 from hostguard.core.ports import Dispatching
@@ -71,13 +71,14 @@ class Acceptor:
     _dispatcher: Dispatching
     _mind_woken: Signal[MindWoken]
     _tasks: Tasks
+    _clock: Clock
     # Rows whose commit is under way, by mind, and whether their kind is counted apart.
     _pending: Counter[tuple[str, bool]] = field(default_factory=Counter, init=False)
 
     async def send(self, message: Message, also: Also | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
         await self._let_older_go(message.minds)
-        now = now_ms()
+        now = self._clock.date()
         minds, asleep, routes = self._policy.config.minds, self._policy.sleepy, self._routes
         plans = [planner.plan(minds[mind], asleep(mind), routes(mind), message) for mind in message.minds]
         wakes = {plan.target.mind for plan in plans if plan.wake}
@@ -126,10 +127,12 @@ class Acceptor:
         self, new: New, client: RunClient | None, also: Also | None, wakes: Collection[str], full: set[str]
     ) -> Accepted:
         minds, floor = [target.mind for target in new.targets], self._ledger.floor
+        now = self._clock.now()
+        new = replace(new, accepted=now.stamp)
 
         def enqueue(db: Connection) -> _Stored:
             rows, fresh = deliveries.enqueue(db, new, full, floor)
-            quarantined = quarantine_rows.quarantine(db, fresh, new.payload, now_ms())
+            quarantined = quarantine_rows.quarantine(db, fresh, new.payload, now.date)
             woken = [row.mind for row in fresh if row.mind in wakes]
             # A guard that is killed now wakes them at its start.
             changes = [*(WOKEN.to(mind, True) for mind in woken), *(also(rows, bool(fresh)) if also else ())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from hostguard.core.clock import Now
 from hostguard.core.model import Delivery, Kind, State, Target
 from hostguard.delivery.batch_rule import gathered
 from hostguard.store import deliveries
@@ -24,7 +25,7 @@ def waiting(db: Connection) -> Iterator[tuple[Delivery, bytes]]:
             yield found
 
 
-def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: int, floor: int) -> Delivery | None:
+def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: Now, floor: int) -> Delivery | None:
     """Replace rows of one session by a new row with all their messages; None if there are none left.
 
     Rows that were cancelled meanwhile are left out. The others end, and name the new row, whose result has
@@ -43,11 +44,11 @@ def flush(db: Connection, ids: Sequence[int], interrupt: bool, now: int, floor: 
     target = Target(first.mind, first.session, kind=Kind.BATCH, result=result)
     sender, channel = first.sender if alike else None, channels[0] if len(channels) == 1 else None
     raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
-    new = New((target,), raw, now, sender=sender, channel=channel)
+    new = New((target,), raw, now.date, sender=sender, channel=channel, accepted=now.stamp)
     (row,) = deliveries.enqueue(db, new, floor=floor)[1]
     ended = json.dumps({"outcome": "batched", "delivery": row.id})
     db.executemany(
         "UPDATE deliveries SET state = 'batched', ended_at = ?, result = ? WHERE id = ?",
-        [(now, ended, source.id) for source, _ in sources],
+        [(now.date, ended, source.id) for source, _ in sources],
     )
     return row

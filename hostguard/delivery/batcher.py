@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.model import Delivery, Kind
 from hostguard.core.payload import told
 from hostguard.core.ports import Configured, Dispatching
@@ -24,6 +24,7 @@ from hostguard.delivery.batch_rule import Flush, Heard, Item, Session, decide, i
 from hostguard.delivery.routes import DEBOUNCE_S, MAX_WAIT_S, Batch
 from hostguard.delivery.wake_rules import text_of
 from hostguard.gate.ledger import Ledger
+from hostguard.gate.times import began
 from hostguard.store.connection import Connection
 from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Faulty, Queue
@@ -57,6 +58,7 @@ class Batcher:
     _waiters: Waiters
     _dispatcher: Dispatching
     _tasks: Tasks
+    _clock: Clock
     _buffers: dict[Key, _Buffer] = field(default_factory=dict, init=False)
     _counts: Counter[str] = field(default_factory=Counter, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -67,10 +69,11 @@ class Batcher:
         for turn in self._live:
             if turn.live.session is not None:
                 self.session_changed(SessionChanged(turn.live.mind, turn.live.session, True))
-        now, wall = time.monotonic(), now_ms()
+        now, clocks = time.monotonic(), self._clock.now()
 
         def restore(db: Connection) -> list[tuple[Delivery, Item]]:
-            ages = ((row, raw, max(0, wall - row.created_at) / 1000) for row, raw in batch_rows.waiting(db))
+            found = batch_rows.waiting(db)
+            ages = ((row, raw, clocks.since(began(row, clocks)) / 1000) for row, raw in found)
             return [(row, _item(row, raw, now - age)) for row, raw, age in ages]
 
         keys = dict.fromkeys(self._put(*one) for one in await self._queue.read(restore))
@@ -152,7 +155,7 @@ class Batcher:
         ids, floor = sorted(buffer.leaving), self._ledger.floor
 
         def flush(db: Connection) -> Delivery | None:
-            return batch_rows.flush(db, ids, interrupt, now_ms(), floor)
+            return batch_rows.flush(db, ids, interrupt, self._clock.now(), floor)
 
         row: Delivery | None = None
         with suppress(Faulty):  # a bug: the rows wait for the next guard, and what came later goes on

@@ -85,7 +85,8 @@ def quarantine(db: Connection, fresh: Sequence[Delivery], raw: bytes, now: int) 
         if count % INVITE_EVERY == 1:
             body = system_payload((row.mind,), invite(row, payload, count))
             target = Target(row.mind, MAIN_SESSION, kind=Kind.NOTICE)
-            invites += deliveries.enqueue(db, New((target,), body, now, sender=SENDER, channel=CHANNEL))[1]
+            new = New((target,), body, now, sender=SENDER, channel=CHANNEL, accepted=row.accepted)
+            invites += deliveries.enqueue(db, new)[1]
         archived += [(row.mind, id_) for id_ in _archive_oldest(db, row.mind, now)]
     return Quarantined(invites, archived)
 

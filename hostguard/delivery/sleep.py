@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from hostguard.core import outcome
-from hostguard.core.clock import AGAIN_S, CHECK_S, now_ms
+from hostguard.core.clock import AGAIN_S, CHECK_S, Clock, Now
 from hostguard.core.errors import Problem, bad_request, unavailable
 from hostguard.core.model import Delivery, Kind, Mind, Row, State, Target
 from hostguard.core.names import MAIN_SESSION
@@ -61,7 +61,7 @@ class Sleeper:
     _services: MindServices
     _dispatcher: Dispatching
     _events: Events
-    _clock: Callable[[], int] = now_ms
+    _clock: Clock
     _locks: defaultdict[str, asyncio.Lock] = field(
         default_factory=partial(defaultdict, asyncio.Lock), init=False
     )
@@ -97,16 +97,16 @@ class Sleeper:
 
     async def sleep(self, mind: str, until: int | None) -> None:
         """Put the mind to sleep, until a time in ms or until it is woken. Raises Problem."""
-        config, now = known_mind(mind, self._policy.config), self._clock()
-        if until is not None and until <= now:
+        config, now = known_mind(mind, self._policy.config), self._clock.now()
+        if until is not None and until <= now.date:
             raise bad_request("until is in the past")
         async with self._locks[mind]:
             state = self._settings.get(SLEEP, mind)
             if state is not None:
                 await self._change(mind, SLEEP.to(mind, {**state, "until": until}))
                 self._fell(mind)  # the message may have had its turn meanwhile
-            elif not await self._tell(config, until, now):
-                await self._change(mind, SLEEP.to(mind, Sleep(since=now, until=until)), WOKEN.to(mind, None))
+            elif not await self._tell(config, until, now.date):
+                await self._change(mind, SLEEP.to(mind, _asleep(now, until)), WOKEN.to(mind, None))
                 self._fell_asleep(mind)
             self._set_timer()
 
@@ -142,7 +142,7 @@ class Sleeper:
         if state is None or state["since"] is not None or MAIN_SESSION in self._live.sessions(mind):
             return
         if not self._backlog.has(state["row"], mind, MAIN_SESSION):
-            self._settings.keep(SLEEP.to(mind, Sleep(since=self._clock(), until=state["until"])))
+            self._settings.keep(SLEEP.to(mind, _asleep(self._clock.now(), state["until"])))
             self._fell_asleep(mind)
 
     def _fell_asleep(self, mind: str) -> None:
@@ -165,13 +165,13 @@ class Sleeper:
         if not woken or self._policy.sleepy(mind):
             return
         # Rows on their way to the card or in a batch came for a mind that is awake; others are tried again.
-        soon = self._clock() + outcome.BACKOFF_MS[1]
+        now = self._clock.now()
         in_batches, _ = self._held.counts(mind)
-        busy = self._live.of(mind) or self._backlog.due_by(mind, soon)
+        busy = self._live.of(mind) or self._backlog.due_by(mind, outcome.BACKOFF_MS[1], now)
         if busy or in_batches or self._acceptor.pending(mind):
             self._watch_idle(mind)
             return
-        sleep = Sleep(since=self._clock(), until=None if woken is True else woken["until"])
+        sleep = _asleep(now, None if woken is True else woken["until"])
         self._settings.keep(SLEEP.to(mind, sleep), WOKEN.to(mind, None))
         self._fell_asleep(mind)
 
@@ -207,7 +207,11 @@ class Sleeper:
     async def _wake(self, mind: str, by: str, by_message: bool) -> None:
         settings = self._settings
         async with self._locks[mind]:
-            state, config, now = settings.get(SLEEP, mind), self._policy.config.minds.get(mind), self._clock()
+            state, config, now = (
+                settings.get(SLEEP, mind),
+                self._policy.config.minds.get(mind),
+                self._clock.now(),
+            )
             if state is None:
                 if not by_message and settings.get(WOKEN, mind) is not None:
                     await self._change(mind, WOKEN.to(mind, None))
@@ -220,9 +224,10 @@ class Sleeper:
             held = self._backlog.count(mind)
             told: Sequence[Delivery] = ()
             if config is not None and state["since"] is not None and not by_message:
-                slept = f"You slept for {span(now - state['since'])}, and were woken {by}"
+                since = now.known(state.get("stamp", 0), state["since"])
+                slept = f"You slept for {span(now.since(since))}, and were woken {by}"
                 text = f"[hostguard] {slept}. Messages that waited: {held}."
-                told = await self._send(config, Kind.WAKE, text, now, lambda *_: (*awake, start))
+                told = await self._send(config, Kind.WAKE, text, now.date, lambda *_: (*awake, start))
             if not told:
                 await self._or_back(mind, settings.store(*awake, start))
             if state["since"] is None and self._backlog.remove(state["row"], mind, MAIN_SESSION):
@@ -249,12 +254,12 @@ class Sleeper:
         first = min((time for time in times if time is not None), default=None)
         if first is not None and not self._closed:
             # A wake that is under way since its time came is checked again in a second.
-            delay = min((first - self._clock()) / 1000, CHECK_S)
+            delay = min((first - self._clock.date()) / 1000, CHECK_S)
             self._timer = asyncio.get_running_loop().call_later(delay if delay > 0 else 1.0, self.check)
 
     def check(self) -> None:
         """Wake the minds whose time has come."""
-        now = self._clock()
+        now = self._clock.date()
         for mind, sleep in self._settings.all(SLEEP).items():
             self._fell(mind)
             if sleep["until"] is not None and sleep["until"] <= now:
@@ -300,6 +305,10 @@ class Sleeper:
                 else "the device accepts no writes"
             )
             raise unavailable(f"{why}; {mind} is unchanged, try again") from problem
+
+
+def _asleep(now: Now, until: int | None) -> Sleep:
+    return Sleep(since=now.date, until=until, stamp=now.stamp)
 
 
 def _shown(time: int) -> str:

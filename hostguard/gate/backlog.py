@@ -13,9 +13,12 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
+from operator import itemgetter
 
+from hostguard.core.clock import Now
 from hostguard.core.model import Kind, Row, StoredRow
 from hostguard.core.reasons import SESSION
+from hostguard.gate.times import due_in_this_boot, waits_since
 
 
 class _MindRows:
@@ -94,7 +97,9 @@ class Backlog:
     def __init__(self) -> None:
         self._minds: dict[str, _MindRows] = {}
         self._order: list[tuple[int, str]] = []  # (first row, mind); may be stale
-        self._later: list[tuple[int, int]] = []  # (not_before, id), also of those in `_pauses`; may be stale
+        self._dates: list[tuple[int, int]] = []  # (not_before, id); may be stale
+        self._ends: list[tuple[int, int]] = []  # (due, id), of pauses; may be stale
+        self._since: dict[int, int] = {}  # of due rows: the stamp since which they wait
         self._later_rows: dict[int, Row] = {}
         self._later_count: Counter[str] = Counter()
         self._pauses: dict[int, Row] = {}  # rows that wait out a pause at their place in their session
@@ -124,10 +129,10 @@ class Backlog:
         """Those of all rows of one mind whose kind is counted apart."""
         return self._apart[mind]
 
-    def due_by(self, mind: str, when: int) -> bool:
-        """True if a row of the mind is due, or will be at `when`, in ms. O(rows that are not due)."""
+    def due_by(self, mind: str, within: int, now: Now) -> bool:
+        """True if a row of the mind is due, or will be `within` so many ms. O(rows that are not due)."""
         later = self._later_count[mind] and any(
-            row.mind == mind and row.not_before <= when for row in self._later_rows.values()
+            row.mind == mind and _in_ms(row, now) <= within for row in self._later_rows.values()
         )
         return self.count(mind) > 0 or bool(later)
 
@@ -139,6 +144,12 @@ class Backlog:
             return True
         return ids[-1] == id_ or id_ in ids if isinstance(ids, deque) else ids == id_
 
+    def known(self, row: Row) -> Row | None:
+        """The row as it is here, or None. Once it is due it stays so, and has `since`."""
+        if row.id in self._since:
+            return self._row(row.id, row.mind, row.session)
+        return self._later_rows.get(row.id)
+
     def first(self, mind: str) -> Row | None:
         """The mind's oldest due row. The row stays."""
         rows = self._minds.get(mind)
@@ -148,20 +159,22 @@ class Backlog:
         id_, session = min([*filter(None, [rows.head()]), *parked], default=(None, ""))
         return None if id_ is None else self._row(id_, mind, session)
 
-    def load(self, rows: Iterable[StoredRow], now: int, paused: Collection[int] = ()) -> None:
+    def load(self, rows: Iterable[StoredRow], now: Now, paused: Collection[int] = ()) -> None:
         """Add many rows, at start; none of them is fresh. `paused`: of those not due, the ids given back.
 
         A million of them take about a second in all, so this makes no Row of those that are due.
         """
         minds, kinds, message = self._minds, self._kinds, Kind.MESSAGE.value
-        for id_, name, session, not_before, kind in rows:
-            if not_before > now:
-                row = Row(id_, name, session, not_before, Kind(kind))
-                if id_ in paused:
-                    self.give_back(row, now)
-                else:
-                    self._add_later(row)
-                continue
+        for id_, name, session, not_before, kind, due, created_at, accepted in rows:
+            if not_before or due:
+                row = Row(id_, name, session, not_before, Kind(kind), due_in_this_boot(due, not_before, now))
+                if row.later(now):
+                    if id_ in paused:
+                        self.give_back(row, now)
+                    else:
+                        self._add_later(row)
+                    continue
+            self._since[id_] = waits_since(created_at, accepted, not_before, due, now)
             if kind != message:
                 kinds[id_] = Kind(kind)
                 self._apart[name] += kinds[id_].counted_apart
@@ -174,30 +187,37 @@ class Backlog:
                     mind.listed = id_
                     heappush(self._order, (id_, name))
 
-    def add(self, row: Row, now: int) -> None:
-        """Add one row; `now`, in ms since the epoch, decides whether it is due."""
+    def add(self, row: Row, now: Now) -> None:
+        """Add one row; `now` decides whether it is due. One without `since` waits from now on."""
         self._fresh.append(row)
-        if row.not_before > now:
+        if row.later(now):
             self._add_later(row)
         else:
-            self._add_due(row)
+            self._add_due(row, row.since or now.stamp)
 
-    def give_back(self, row: Row, now: int) -> None:
+    def give_back(self, row: Row, now: Now) -> None:
         """Put a row back at its place in its session, which waits until the row is due."""
-        if row.not_before > now:
+        if row.later(now):
             self._pauses[row.id] = row
-            heappush(self._later, (row.not_before, row.id))
+            self._add_time(row)
         else:
             self._fresh.append(row)
-        self._add_due(row)
+        self._add_due(row, row.since or row.due or now.stamp)
+
+    def _add_time(self, row: Row) -> None:
+        if row.due:
+            heappush(self._ends, (row.due, row.id))
+        else:
+            heappush(self._dates, (row.not_before, row.id))
 
     def _add_later(self, row: Row) -> None:
-        heappush(self._later, (row.not_before, row.id))
+        self._add_time(row)
         self._later_rows[row.id] = row
         self._later_count[row.mind] += 1
         self._apart[row.mind] += row.kind.counted_apart
 
-    def _add_due(self, row: Row) -> None:
+    def _add_due(self, row: Row, since: int) -> None:
+        self._since[row.id] = since
         if row.kind is not Kind.MESSAGE:
             self._kinds[row.id] = row.kind
             self._apart[row.mind] += row.kind.counted_apart
@@ -226,6 +246,7 @@ class Backlog:
             return False
         if not rows.count:
             del self._minds[mind]
+        self._since.pop(id_, None)
         if kind := self._kinds.pop(id_, None):
             self._apart[mind] -= kind.counted_apart
         if self._pauses.pop(id_, None) is not None:
@@ -268,42 +289,38 @@ class Backlog:
         else:
             rows.listed = None
 
-    def due(self, now: int) -> list[Row]:
+    def due(self, now: Now) -> list[Row]:
         """Move the rows whose time has come to the due ones; they are fresh. In order of id."""
         rows = []
-        while (when := self.next_due()) is not None and when <= now:
-            id_ = heappop(self._later)[1]
-            if (row := self._pauses.pop(id_, None)) is not None:
+        while (found := self._next_later(now)) is not None and found[0] <= 0:
+            row = found[1]
+            if self._pauses.pop(row.id, None) is not None:
                 self.touch(row.mind, row.session)
-            elif (row := self._forget_later(id_)) is not None:
-                self._add_due(row)
-            if row is not None:
-                rows.append(row)
+            else:
+                self._forget_later(row.id)
+                self._add_due(row, row.due or now.stamp)
+            rows.append(row)
         rows.sort(key=lambda row: row.id)
         self._fresh += rows
         return rows
 
-    def hasten(self, ids: Iterable[int], after: int, now: int) -> None:
-        """Make these rows, and all that wait out a pause, due now if they come due later than `after`.
+    def due_in(self, now: Now) -> int | None:
+        """Ms until the next row comes due; None if none does."""
+        found = self._next_later(now)
+        return None if found is None else found[0]
 
-        Both in ms since the epoch.
-        """
-        for id_ in {*ids, *self._pauses}:
-            rows = self._pauses if id_ in self._pauses else self._later_rows
-            row = rows.get(id_)
-            if row is not None and row.not_before > after:
-                rows[id_] = replace(row, not_before=now)
-                heappush(self._later, (now, id_))
-
-    def next_due(self) -> int | None:
-        """When the next row comes due, in ms since the epoch."""
-        while self._later:
-            when, id_ = self._later[0]
-            row = self._later_rows.get(id_) or self._pauses.get(id_)
-            if row is not None and row.not_before == when:
-                return when
-            heappop(self._later)
-        return None
+    def _next_later(self, now: Now) -> tuple[int, Row] | None:
+        """The row that comes due next, and in how many ms."""
+        found = []
+        for times in (self._dates, self._ends):
+            while times:
+                when, id_ = times[0]
+                row = self._later_rows.get(id_) or self._pauses.get(id_)
+                if row is not None and when == (row.due or row.not_before):
+                    found.append((_in_ms(row, now), row))
+                    break
+                heappop(times)
+        return min(found, key=itemgetter(0), default=None)
 
     def next(self) -> Row | None:
         """The first row, by id, of all minds and sessions that are not parked.
@@ -328,7 +345,10 @@ class Backlog:
         return None
 
     def _row(self, id_: int, mind: str, session: str) -> Row:
-        return self._pauses.get(id_) or Row(id_, mind, session, 0, self._kinds.get(id_, Kind.MESSAGE))
+        since, paused = self._since[id_], self._pauses.get(id_)
+        if paused is not None:
+            return replace(paused, since=since)
+        return Row(id_, mind, session, 0, self._kinds.get(id_, Kind.MESSAGE), 0, since)
 
     def paused(self, mind: str, session: str) -> Row | None:
         """The session's first row, if it waits out a pause."""
@@ -356,3 +376,8 @@ class Backlog:
     def mind_names(self) -> list[str]:
         """Minds that have due rows."""
         return list(self._minds)
+
+
+def _in_ms(row: Row, now: Now) -> int:
+    """Ms until a row that is not due comes due."""
+    return now.until(row.due) if row.due else row.not_before - now.date

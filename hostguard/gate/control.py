@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
 from hostguard.core.model import Delivery, Kind, Row, State
 from hostguard.core.ports import Dispatching, HeldRows
@@ -15,6 +15,7 @@ from hostguard.gate.backlog import Backlog
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import CAP_MAX, LIMITS, Policy, known_mind
 from hostguard.gate.run_clients import RUN_LEFT, RunClient, RunClients
+from hostguard.gate.times import queued
 from hostguard.store import deliveries, requests
 from hostguard.store.connection import Connection
 from hostguard.store.settings import LIMIT, PAUSE, Limit, SettingsStore, on_host_or
@@ -137,6 +138,7 @@ class DeliveryControl:
     _held: HeldRows
     _dispatcher: Dispatching
     _health: Health
+    _clock: Clock
     _cancelling: set[int] = field(default_factory=set, init=False)  # out of the backlog, not stored yet
 
     async def find(self, id_: int) -> Delivery:
@@ -171,7 +173,8 @@ class DeliveryControl:
             self._cancelling.discard(id_)
             attempts = self._ledger.attempts(id_)
             put_back = self._backlog.give_back if attempts else self._backlog.add
-            put_back(row.row, now_ms())
+            now = self._clock.now()
+            put_back(queued(row, now), now)
             self._ledger.remember(replace(row, attempts=attempts))
             self._dispatcher.pump()
 
@@ -179,7 +182,9 @@ class DeliveryControl:
         return await self.find(id_)
 
     def _closing(self, row: Delivery) -> Callable[[Connection], list[int]]:
-        return lambda db: deliveries.close(db, [row.id], State.CANCELLED, now_ms(), BY_REQUEST, row.state)
+        return lambda db: deliveries.close(
+            db, [row.id], State.CANCELLED, self._clock.date(), BY_REQUEST, row.state
+        )
 
     async def _cancel_held(self, row: Delivery) -> Delivery:
         """Cancel a row in a batch or in quarantine, unless it is being released."""
@@ -204,13 +209,13 @@ class DeliveryControl:
                 self._health.dead_letter_gone(found.mind)
             self._dispatcher.admit([row])
 
-        again = partial(deliveries.retry, id_=id_, now=now_ms())
+        again = partial(deliveries.retry, id_=id_, now=self._clock.now())
         return await self._change(id_, again, queued_again, "an ended delivery can be tried again")
 
     async def drop(self, id_: int) -> Delivery:
         """Cancel a dead letter."""
         mind = (await self.find(id_)).mind
-        drop = partial(deliveries.drop, id_=id_, now=now_ms())
+        drop = partial(deliveries.drop, id_=id_, now=self._clock.date())
         only = "a dead letter can be dropped"
         return await self._change(id_, drop, lambda _: self._health.dead_letter_gone(mind), only)
 
@@ -237,7 +242,7 @@ class DeliveryControl:
         parked = self._run_clients.unpark(row.id)
         self._run_clients.attach(row.row, client)
         if parked is not None:
-            self._backlog.add(parked, now_ms())
+            self._backlog.add(parked, self._clock.now())
         self._dispatcher.pump()
 
     def client_left(self, id_: int, client: RunClient) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hostguard.core.admission import decide
+from hostguard.core.clock import Now
 from hostguard.core.model import Fold, Hold, HostView, MindView, Row
 
 
@@ -81,7 +82,7 @@ def _blockers(situation: Situation, row: Row, stuck: Collection[str]) -> tuple[s
         return ()
     mind = replace(mind, live=tuple(turn for turn in mind.live if turn.unit in stuck))
     host = HostView(len(stuck), tuple(stuck), situation.cap)
-    verdict = decide(host, mind, replace(row, not_before=0), 0)
+    verdict = decide(host, mind, replace(row, not_before=0, due=0), Now(0))
     if isinstance(verdict, Fold):
         return (verdict.turn.unit,)
     return verdict.units or () if isinstance(verdict, Hold) else ()

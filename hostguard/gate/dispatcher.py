@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from hostguard.core import outcome
-from hostguard.core.clock import AGAIN_MS, CHECK_S, now_ms
+from hostguard.core.clock import AGAIN_MS, CHECK_S, Clock, Now
 from hostguard.core.model import Delivery, Fold, Hold, Kind, Row, Start, State
 from hostguard.core.reasons import HOST, SESSION, Reason
 from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal
@@ -21,6 +20,7 @@ from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RUN_LEFT, RunClients
 from hostguard.gate.starter import Starter
+from hostguard.gate.times import paused, queued
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live, TurnEnded
@@ -42,14 +42,13 @@ class Dispatcher:
     _events: Events
     _session_changed: Signal[SessionChanged]
     _pumped: Signal[Pumped]
+    _clock: Clock
     ready: bool = field(default=False, init=False)  # True once the backlog is loaded
     closing: bool = field(default=False, init=False)
-    _pumped_at: int = field(default=0, init=False)  # by the wall clock
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Start turns from now on: the backlog is loaded."""
-        self.hasten(now_ms())
         self.ready = True
         self.pump()
 
@@ -62,9 +61,9 @@ class Dispatcher:
 
     def admit(self, rows: Sequence[Delivery]) -> None:
         """Take stored rows into the backlog and offer them to the gate."""
-        now = now_ms()
+        now = self._clock.now()
         for row in rows:
-            self._backlog.add(row.row, now)
+            self._backlog.add(queued(row, now), now)
             self._ledger.remember(row)
             self._events.emit(
                 Event.ACCEPTED, f"accepted {row.id} for {row.mind}", mind=row.mind, session=row.session,
@@ -76,10 +75,7 @@ class Dispatcher:
         """Start every row that may start, in order of id; report for each new row why it waits."""
         if not self.ready or self.closing:
             return
-        now = now_ms()
-        if now < self._pumped_at:
-            self.hasten(now)
-        self._pumped_at = now
+        now = self._clock.now()
         self._backlog.due(now)
         fresh = self._backlog.fresh()
         # A `hostguard run --max-wait 0` is offered once, however long its commit took.
@@ -99,13 +95,13 @@ class Dispatcher:
             if self._backlog.has(row.id, row.mind, row.session):
                 hold = self._gate.hold(row)
                 if hold is not None and hold.reason is not Reason.NOT_DUE:
-                    self._ledger.hold_begins(row, hold, now)
+                    self._ledger.hold_begins(row, hold)
         self._set_timer(now)
         self._pumped.send(Pumped())
         if expired:  # others may have waited behind it
             self.pump()
 
-    def _try(self, row: Row, now: int) -> bool:
+    def _try(self, row: Row, now: Now) -> bool:
         """Act on the gate's verdict on the row. False if its hold applies to all rows that would start.
 
         Afterwards the row does not come up again until something changes: it left the backlog, or its mind or
@@ -121,11 +117,11 @@ class Dispatcher:
             self._backlog.park(row, SESSION)
         return True
 
-    def _act(self, row: Row, verdict: Start | Fold | Hold, now: int) -> None:
+    def _act(self, row: Row, verdict: Start | Fold | Hold, now: Now) -> None:
         if isinstance(verdict, Start):
             if not self._starter.begin(row, now):
                 self._take_out(row)
-                self._backlog.give_back(replace(row, not_before=now + AGAIN_MS), now)
+                self._backlog.give_back(paused(row, AGAIN_MS, now), now)
         elif isinstance(verdict, Fold):
             self._backlog.park(row, SESSION)
             self._feed(verdict.turn.unit)
@@ -140,15 +136,11 @@ class Dispatcher:
         if turn.driver is not None:
             turn.driver.feed(turn)
 
-    def hasten(self, now: int) -> None:
-        """Shorten retry pauses that became too long because the clock was set back."""
-        self._backlog.hasten(self._ledger.tried, now + outcome.BACKOFF_MS[1], now)
-
     # -- ends
 
     def turn_ended(self, ended: TurnEnded) -> None:
         """A slot came free: account for its rows, and hand the slot on at once."""
-        turn, now = ended.turn, now_ms()
+        turn, now = ended.turn, self._clock.now()
         self._backlog.touch(turn.live.mind, turn.live.session)
         for row, waited in turn.rows:
             again = self._ledger.settle(row, turn, ended.ending, waited)
@@ -172,19 +164,19 @@ class Dispatcher:
 
     # -- time
 
-    def _expire(self, now: int, spared: Collection[int] = ()) -> bool:
+    def _expire(self, now: Now, spared: Collection[int] = ()) -> bool:
         return self._ledger.expired(now, spared, self._take_out)
 
     def _take_out(self, row: Row) -> bool:
         return self._backlog.remove(row.id, row.mind, row.session) or bool(self._run_clients.unpark(row.id))
 
-    def _set_timer(self, now: int) -> None:
+    def _set_timer(self, now: Now) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         delays = [self._run_clients.lost_in(), self._availability.up_in()]
-        for when in (self._backlog.next_due(), self._ledger.next_expiry()):
-            delays.append(None if when is None else min((when - now) / 1000, CHECK_S))
+        for ms in (self._backlog.due_in(now), self._ledger.expires_in(now)):
+            delays.append(None if ms is None else min(ms / 1000, CHECK_S))
         delay = min((delay for delay in delays if delay is not None), default=None)
         if delay is not None:
             self._timer = asyncio.get_running_loop().call_later(max(delay, 0), self.pump)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hostguard.core.admission import decide
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Verdict
 from hostguard.core.reasons import Reason
 from hostguard.core.signals import Redrive, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.policy import Policy
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.times import paused
 from hostguard.pressure.monitor import Monitor
 from hostguard.store.writer import Queue
 from hostguard.turns.availability import Availability
@@ -31,6 +32,7 @@ class Gate:
     _availability: Availability
     _run_clients: RunClients
     _backlog: Backlog
+    _clock: Clock
 
     def host(self) -> HostView:
         """The host as the rule sees it."""
@@ -54,9 +56,9 @@ class Gate:
             return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
         if row.kind is Kind.RUN and not self._run_clients.waits(row.id):
             return Hold(Reason.CALLER_AWAY, "its `hostguard run` is not connected")
-        now, first = now_ms(), self._backlog.paused(row.mind, row.session)
-        if first is not None and first.id <= row.id and first.not_before > now:
-            row = replace(row, not_before=first.not_before)
+        now, first = self._clock.now(), self._backlog.paused(row.mind, row.session)
+        if first is not None and first.id <= row.id and first.later(now):
+            row = replace(row, not_before=first.not_before, due=first.due)
         else:
             first = None
         verdict = decide(self.host(), self.view(row.mind), row, now)
@@ -78,6 +80,7 @@ class BacklogRows:
     _backlog: Backlog
     _gate: Gate
     _redrive: Signal[Redrive]
+    _clock: Clock
     _closed: bool = field(default=False, init=False)
 
     def close(self) -> None:
@@ -95,6 +98,6 @@ class BacklogRows:
 
     def give_back(self, row: Row, pause_ms: int = 0) -> None:
         """Queue the row again at its place; it is due after `pause_ms`, and its session waits until then."""
-        now = now_ms()
-        self._backlog.give_back(replace(row, not_before=now + pause_ms) if pause_ms else row, now)
+        now = self._clock.now()
+        self._backlog.give_back(paused(row, pause_ms, now) if pause_ms else row, now)
         self._redrive.send(Redrive())

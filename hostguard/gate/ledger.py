@@ -6,20 +6,20 @@ Every way to end a row or give it back is here, with its event and its write.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hostguard.core import outcome as outcome_
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock, Now
 from hostguard.core.model import Delivery, Hold, Kind, Row, State, Waited
 from hostguard.core.ports import Configured
 from hostguard.core.reasons import Reason
 from hostguard.core.signals import RowsStored, Signal
 from hostguard.gate.notices import dead_letter, script_message
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.times import Expiries, LeftBehind, began, paused
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
@@ -40,21 +40,20 @@ class Ledger:
     waiters: Waiters
     _policy: Configured
     _rows_stored: Signal[RowsStored]
+    _clock: Clock
     loaded: int = field(default=0, init=False)  # rows up to this id were queued before the guard was started
+    left: LeftBehind | None = field(default=None, init=False)  # the host as the earlier guard left it
     floor: int = field(default=0, init=False)  # ids up to this belong to turns of a lost database
     written: Counter[str] = field(default_factory=Counter, init=False)  # bytes by mind, since the start
-    # The first hold of each row that waits, None if it was given back and not held since; and since when, ms.
-    _holds: dict[int, tuple[Hold | None, int]] = field(default_factory=dict, init=False)
+    _holds: dict[int, Hold] = field(default_factory=dict, init=False)  # the first of each row that waits
     _attempts: dict[int, int] = field(default_factory=dict, init=False)  # of queued rows that failed before
-    _expiries: list[tuple[int, int]] = field(default_factory=list, init=False)  # (when, row); may be stale
-    _expires: dict[int, tuple[int, Row]] = field(default_factory=dict, init=False)  # when, by row
+    _expiries: Expiries = field(default_factory=Expiries, init=False)
 
     def remember(self, row: Delivery) -> None:
         """Note a queued row's attempts and expiry."""
         if row.attempts:
             self._attempts[row.id] = row.attempts
-        if row.expires_at:
-            self._note_expiry(row)
+        self._expiries.note(row, self._clock.now())
 
     def attempts(self, id_: int) -> int:
         """Failed attempts of a queued row."""
@@ -76,33 +75,37 @@ class Ledger:
 
     # -- holds
 
-    def hold_begins(self, row: Row, hold: Hold, now: int) -> None:
+    def hold_begins(self, row: Row, hold: Hold) -> None:
         """Report that the row waits, once, even if the reason changes."""
-        known, since = self._holds.get(row.id, (None, now))
-        if known is not None:
+        if row.id in self._holds:
             return
-        self._holds[row.id] = (hold, since)
+        self._holds[row.id] = hold
         self._run_clients.tell(row.id, {"event": "held", "reason": hold.reason, "blocker": hold.blocker})
         text = f"holding {row.id}: {hold.reason} ({hold.blocker})"
         self._report(Event.HELD, row, text, reason=str(hold.reason), blocker=hold.blocker)
 
-    def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
-        """The row goes into a turn, its own or another's. Returns how long it waited since it was due."""
-        turn_id = turn.live.id
+    def begin(self, row: Delivery, turn: Turn, since: int) -> Waited:
+        """The row goes into a turn, its own or another's. Returns how long it waited, from `since` on."""
+        turn_id, now = turn.live.id, self._clock.now()
         assert turn_id is not None
-        waited = max(0, now - max(row.created_at, row.not_before))
-        hold, _since = self._holds.pop(row.id, (None, 0))
-        if hold is None and waited and row.id <= self.loaded:
-            hold = Hold(Reason.RESTART, "the guard was restarted since")
+        ms = now.since(since)
+        hold = self._holds.pop(row.id, None)
+        if hold is None and row.id <= self.loaded and self.left is not None:
+            hold = self.left.hold(row.row)
+            if hold is None and ms:
+                hold = Hold(Reason.RESTART, "the guard was restarted since")
+        waited = Waited(ms, None, None, since)
         if hold is not None:
-            why, text = str(hold.reason), f"{row.id} waited {waited} ms ({hold.reason})"
-            self._report(Event.HOLD_ENDED, row, text, reason=why, blocker=hold.blocker, waited_ms=waited)
-        self.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
-        return Waited(waited, None) if hold is None else Waited(waited, hold.blocker, hold.reason)
+            waited = Waited(ms, hold.blocker, hold.reason, since)
+            why, text = str(hold.reason), f"{row.id} waited {ms} ms ({hold.reason})"
+            self._report(Event.HOLD_ENDED, row, text, reason=why, blocker=hold.blocker, waited_ms=ms)
+        so_far = {**row.result, **outcome_.waited_for(waited), "held_behind": waited.behind}
+        self.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now, so_far), durable=False)
+        return waited
 
     def confirm(self, row: Delivery, turn: Turn) -> None:
         """A resident mind accepted the row."""
-        turn_id, now = turn.live.id or "", now_ms()
+        turn_id, now = turn.live.id or "", self._clock.date()
         self.write(lambda db: deliveries.mark_posted(db, row.id, turn_id, now), durable=False)
 
     def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
@@ -111,10 +114,6 @@ class Ledger:
         text = f"{row.id} went into turn {turn.live.id}"
         self._report(Event.FOLDED, row, text, turn=turn.live.id, waited_ms=waited.ms)
 
-    def held_since(self, id_: int | None) -> int | None:
-        """When the row's hold began, in ms; None if unknown."""
-        return self._holds[id_][1] if id_ in self._holds else None
-
     # -- ends
 
     def settle(self, row: Delivery, turn: Turn, ending: outcome_.Ending, waited: Waited) -> Row | None:
@@ -122,9 +121,9 @@ class Ledger:
 
         If the row is final, a message that its end creates is stored in the same transaction.
         """
-        now, turn_id = now_ms(), turn.live.id
+        now, turn_id = self._clock.now(), turn.live.id
         assert turn_id is not None
-        result = outcome_.result(ending, turn.record, max(0, now - turn.since), waited, turn.used)
+        result = outcome_.result(ending, turn.record, turn.ran_ms(now), waited, turn.used)
         if row is turn.delivery:  # the bytes of the turn are counted once
             self.written[row.mind] += result["write_bytes"] or 0
         attempts = row.attempts + ending.failed
@@ -134,29 +133,31 @@ class Ledger:
             again = ending.back or (ending.failed and attempts < outcome_.ATTEMPTS_MAX)
         if again:
             pause = outcome_.backoff(attempts) if ending.failed else ending.pause_ms
-            not_before = now + pause if pause else row.not_before
+            back = replace(row.row, due=0, since=waited.since or began(row, now))
+            after = paused(back, pause, now) if pause else back
             # Of one that did not fail no pause is stored: at a start it would look like a time asked for.
-            stored_time = not_before if ending.failed else row.not_before
+            stored_as = after if ending.failed else back
             write = self.write(
-                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, stored_time, result)
+                lambda db: deliveries.give_back(db, row.id, turn_id, attempts, stored_as, result)
             )
             self._attempts[row.id] = attempts
-            self._holds[row.id] = (None, now)
-            if row.expires_at:
-                self._note_expiry(row)
+            self._expiries.note(row, now)
             if ending.failed:
-                wait = f"attempt {attempts + 1} in {(not_before - now) // 1000} s"
+                wait = f"attempt {attempts + 1} in {pause // 1000} s"
                 text = f"turn {turn_id} failed: {ending.reason}; {wait}"
                 self._report(Event.FAILED, row, text, turn=turn_id, **_how(ending))
         else:
             state = State.CANCELLED if ending.back else State.DONE
             if ending.failed:  # the caller of a run knows, and runs it again or not
                 state = State.CANCELLED if row.kind is Kind.RUN else State.DEAD
-            follow_up = self._follow_up(row, turn, ending)
+            follow_up = self._follow_up(row, turn, ending, now)
+            ended_at = now.date_of(turn.ended) if turn.ended else now.date
 
             def finish(db: Connection) -> list[Delivery]:
-                ended = deliveries.finish(db, row.id, turn_id, state, attempts, now, result)
-                created = deliveries.enqueue(db, follow_up)[1] if ended and follow_up is not None else []
+                ended = deliveries.finish(db, row.id, turn_id, state, attempts, ended_at, result)
+                if not ended or follow_up is None:
+                    return []
+                created = deliveries.enqueue(db, replace(follow_up, accepted=now.stamp))[1]
                 if created and row.kind is Kind.SCRIPT:
                     deliveries.note_output(db, row.id, created[0].id)
                 return created
@@ -165,7 +166,7 @@ class Ledger:
             if follow_up is not None:
                 once_stored(write, lambda rows: self._rows_stored.send(RowsStored(rows)))
             self._attempts.pop(row.id, None)
-            self._expires.pop(row.id, None)
+            self._expiries.forget(row.id)
             text, run_ms = f"turn {turn_id} ended: {ending.reason}", result["run_ms"]
             self._report(Event.ENDED, row, text, turn=turn_id, run_ms=run_ms, **_how(ending))
             if state is State.DEAD:
@@ -180,13 +181,13 @@ class Ledger:
                 self.waiters.tell(row.id)
 
         once_stored(write, stored)
-        return replace(row.row, not_before=not_before) if again else None
+        return after if again else None
 
-    def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending) -> New | None:
+    def _follow_up(self, row: Delivery, turn: Turn, ending: outcome_.Ending, now: Now) -> New | None:
         """The message that a row's end creates: a script's output, or the notice of a dead letter."""
         if row.kind is Kind.SCRIPT and not ending.failed and not ending.back:
-            return script_message(row, turn.record.output if turn.record else "", ending, now_ms())
-        return dead_letter(row, ending, self._policy.config, now_ms()) if ending.failed else None
+            return script_message(row, turn.record.output if turn.record else "", ending, now.date)
+        return dead_letter(row, ending, self._policy.config, now.date) if ending.failed else None
 
     def _report(self, event: Event, row: Row | Delivery, text: str, **more: Any) -> None:
         text, session = f"{row.mind}: {text}", row.session
@@ -198,14 +199,14 @@ class Ledger:
         Its caller, without whom it cannot run, is told at once; all others once it is stored.
         """
         self._tell_caller(row.id, state, text)
-        write = self.write(lambda db: deliveries.close(db, [row.id], state, now_ms(), text))
+        write = self.write(lambda db: deliveries.close(db, [row.id], state, self._clock.date(), text))
         once_stored(write, lambda _: self.closed(row, state, text))
 
     def closed(self, row: Row, state: State, text: str) -> None:
         """It is stored that the row is cancelled or expired: report it."""
         turn_id = outcome_.turn_id(row.id, self._attempts.pop(row.id, 0))
         self._holds.pop(row.id, None)
-        self._expires.pop(row.id, None)
+        self._expiries.forget(row.id)
         event = Event.EXPIRED if state is State.EXPIRED else Event.CANCELLED
         self._report(event, row, f"{row.id} {state}: {text}")
         self._tell_caller(row.id, state, text)
@@ -217,37 +218,20 @@ class Ledger:
         if caller is not None:
             caller.tell({"event": str(state), "detail": text})
 
-    @property
-    def tried(self) -> Collection[int]:
-        """Rows that failed before and will be retried."""
-        return self._attempts.keys()
+    # -- expiry
 
     # -- expiry
 
-    def _note_expiry(self, row: Delivery) -> None:
-        self._expires[row.id] = (row.expires_at, row.row)
-        heapq.heappush(self._expiries, (row.expires_at, row.id))
-
-    def expired(self, now: int, spared: Collection[int], remove: Callable[[Row], bool]) -> bool:
+    def expired(self, now: Now, spared: Collection[int], remove: Callable[[Row], bool]) -> bool:
         """Close the rows that expired, if `remove` could remove them from the backlog. True if any was."""
-        later, closed = [], False
-        while self._expiries and self._expiries[0][0] <= now:
-            entry = heapq.heappop(self._expiries)
-            when, row = self._expires.get(entry[1], (0, None))
-            if row is None or when != entry[0]:
-                continue  # it has ended since, and may have been retried
-            if row.id in spared:
-                later.append(entry)
-            elif remove(row):
-                self.close(row, State.EXPIRED, "it did not start in time")
-                closed = True
-        for entry in later:
-            heapq.heappush(self._expiries, entry)
-        return closed
+        closed = [row for row in self._expiries.expired(now, spared) if remove(row)]
+        for row in closed:
+            self.close(row, State.EXPIRED, "it did not start in time")
+        return bool(closed)
 
-    def next_expiry(self) -> int | None:
-        """When the next row expires, in ms."""
-        return self._expiries[0][0] if self._expiries else None
+    def expires_in(self, now: Now) -> int | None:
+        """Ms until the next row expires; None if none does."""
+        return self._expiries.next_in(now)
 
 
 def _how(ending: outcome_.Ending) -> dict[str, Any]:

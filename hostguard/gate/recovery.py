@@ -18,23 +18,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hostguard.core import outcome, paths
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock, Now
 from hostguard.core.model import Delivery, Kind, LiveTurn, State, Waited
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured
+from hostguard.core.reasons import BY_NAME
 from hostguard.core.tasks import Tasks
 from hostguard.core.units import turn_unit
 from hostguard.gate.backlog import Backlog
+from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RunClients
 from hostguard.gate.shutdown import cut_short, forget_mark, mark_time
+from hostguard.gate.times import LeftBehind, began, queued
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.turns import exit_record
@@ -58,7 +62,9 @@ class Recovery:
     _drivers: Drivers
     _run_clients: RunClients
     _policy: Configured
+    _gate: Gate
     _tasks: Tasks
+    _clock: Clock
     _went_down: float | None = field(default=None, init=False)  # in order: when, in s since the epoch
     _with_host: dict[str, Ending] = field(default_factory=dict, init=False)  # turns that ended with the host
 
@@ -89,7 +95,8 @@ class Recovery:
             if row.state is State.QUEUED and row.id not in taken:
                 self._ledger.remember(row)
                 if row.kind is Kind.RUN:
-                    self._run_clients.park(row.row)
+                    self._run_clients.park(queued(row, self._clock.now()))
+        self._ledger.left = self._left_behind(known)
 
         turns |= {turn_id: self._resume(turn_id, row) for turn_id, row in known.items()}
         for row in folded:
@@ -112,7 +119,7 @@ class Recovery:
 
         The backlog is not thread-safe, and timers use it meanwhile.
         """
-        after, now = 0, now_ms()
+        after, now = 0, self._clock.now()
         while rows := await self._queue.read(partial(deliveries.queued, after=after, limit=SLICE)):
             self._backlog.load((row for row in rows if row[0] not in taken) if taken else rows, now, paused)
             after = rows[-1][0]
@@ -146,8 +153,23 @@ class Recovery:
         return row if ran or turn_unit(row.mind, turn_id) in self._live.turns else None
 
     def _mark(self, row: Delivery, turn_id: str) -> None:
-        now = now_ms()
-        self._ledger.write(lambda db: deliveries.mark_delivering(db, row.id, turn_id, now), durable=False)
+        now = self._clock.now()
+        self._ledger.write(
+            lambda db: deliveries.mark_delivering(db, row.id, turn_id, now, row.result), durable=False
+        )
+
+    def _left_behind(self, known: Mapping[str, Delivery]) -> LeftBehind:
+        """What the earlier guard's rows waited for: also for turns that have ended since."""
+        turns = [LiveTurn.of(row.row, turn_unit(row.mind, id_), id_) for id_, row in known.items()]
+        turns += [turn.live for turn in self._live if turn.live.id not in known]
+        by_mind: defaultdict[str, list[LiveTurn]] = defaultdict(list)
+        for turn in turns:
+            by_mind[turn.mind].append(turn)
+        units = tuple(turn.unit for turn in turns)
+        host = replace(self._gate.host(), live=len(units), units=units, systemd=True, writes=True)
+        minds = self._policy.config.minds
+        views = {name: replace(self._gate.view(name), live=tuple(by_mind[name])) for name in minds}
+        return LeftBehind(host, views)
 
     def _resume(self, turn_id: str, row: Delivery) -> Turn:
         unit = turn_unit(row.mind, turn_id)
@@ -157,8 +179,12 @@ class Recovery:
         anchored = record is not None and record.anchor is not None
         driver = self._drivers.choose(row.kind, mind, posted or anchored)
         live = LiveTurn.of(row.row, unit, turn_id, driver.takes_input)
-        turn = Turn(live, row.started_at or now_ms(), Phase.RUNNING, row, driver, waited=_waited(row))
-        turn.max_turn = mind.limits.max_turn if mind else None
+        now = self._clock.now()
+        turn = Turn(live, row.started_at or now.date, Phase.RUNNING, row, driver)
+        turn.resumed, turn.max_turn = True, mind.limits.max_turn if mind else None
+        begun = record.started if record is not None else None
+        turn.started = now.known(row.started, turn.since) if begun is None else now.of(begun)
+        turn.waited = _waited(row, turn.started, now)
         turn.resident = Resident(posted=posted) if driver.takes_input else None
         seen = self._live.turns.get(unit)
         if seen is not None:
@@ -166,7 +192,10 @@ class Recovery:
             self._live.remove(seen)
             self._live.add(turn)  # it is watched by its name already
         else:
+            turn.over(now, now.of(record.ended) if record is not None and record.ended is not None else 0)
             ending = self._ending(turn_id, turn, driver)
+            if record is None or record.ended is None:
+                turn.ended = None
             if ending in (outcome.HOST_DOWN, outcome.HOST_LOST):
                 self._with_host[turn_id] = ending
             self._settle(row, turn, ending)
@@ -199,9 +228,9 @@ class Recovery:
 
     def _resume_folded(self, turn: Turn | None, row: Delivery) -> None:
         if turn is None or turn.resident is None:  # its turn's row is gone: somebody edited the database
-            turn = Turn(LiveTurn.of(row.row, "", row.turn), now_ms(), Phase.ENDING)
+            turn = Turn(LiveTurn.of(row.row, "", row.turn), self._clock.date(), Phase.ENDING, ended=None)
         if row.posted_at and turn in self._live:
-            turn.folded.append((row, _waited(row)))
+            turn.folded.append((row, self._waited(row)))
         elif (ending := self._with_host.get(row.turn or "")) is not None:
             self._settle(row, turn, ending)
         elif row.posted_at:
@@ -211,10 +240,14 @@ class Recovery:
             self._settle(row, turn, again)
 
     def _settle(self, row: Delivery, turn: Turn, ending: Ending) -> None:
-        again = self._ledger.settle(row, turn, ending, _waited(row))
+        again = self._ledger.settle(row, turn, ending, self._waited(row))
         if again is not None:
             put_back = self._backlog.add if ending.overtaken else self._backlog.give_back
-            put_back(again, now_ms())
+            put_back(again, self._clock.now())
+
+    def _waited(self, row: Delivery) -> Waited:
+        now = self._clock.now()
+        return _waited(row, now.known(row.started, row.started_at or now.date), now)
 
 
 def keeps_place(row: Delivery) -> bool:
@@ -222,5 +255,10 @@ def keeps_place(row: Delivery) -> bool:
     return row.state is State.QUEUED and row.attempts > 0 and row.result.get("outcome") != "killed"
 
 
-def _waited(row: Delivery) -> Waited:
-    return Waited(max(0, row.started_at - max(row.created_at, row.not_before)), None)
+def _waited(row: Delivery, started: int, now: Now) -> Waited:
+    """How long the row waited before it went into its turn, as was noted then; otherwise only how long."""
+    given, since = row.result, began(row, now)
+    ms = given.get("held_ms")
+    if ms is None:
+        return Waited(max(0, now.since(since) - now.since(started)), None, None, since)
+    return Waited(ms, given.get("held_behind"), BY_NAME.get(given.get("held_for") or ""), since)

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from hostguard.core import payload
-from hostguard.core.clock import AGAIN_MS
+from hostguard.core.clock import AGAIN_MS, Now
 from hostguard.core.model import LiveTurn, Row, State
 from hostguard.core.outcome import NEVER_BEGAN, Ending, turn_id
 from hostguard.core.ports import Configured, RowSource
@@ -43,7 +43,7 @@ class Starter:
         """Leave starts that are cancelled from now on to the next guard."""
         self._closing = True
 
-    def begin(self, row: Row, now: int) -> bool:
+    def begin(self, row: Row, now: Now) -> bool:
         """Take a slot for the row, and start it. False if a unit of its name is live already."""
         id_ = turn_id(row.id, self._ledger.attempts(row.id))
         unit = turn_unit(row.mind, id_)
@@ -53,7 +53,7 @@ class Starter:
         self._rows.take(row)
         driver = self._drivers.choose(row.kind, self._policy.config.minds[row.mind])
         live = LiveTurn.of(row, unit, id_, driver.takes_input)
-        turn = Turn(live, now, Phase.STARTING, driver=driver)
+        turn = Turn(live, now.date, Phase.STARTING, driver=driver, started=now.stamp)
         self._live.add(turn)
         self._session_changed.send(SessionChanged(row.mind, row.session, True))
         self._tasks.start(self._start(turn, driver, row))
@@ -102,7 +102,7 @@ class Starter:
         turn.delivery, raw = found
         turn.max_turn = mind.limits.max_turn
         turn.description = payload.describe(turn.delivery, raw)
-        turn.waited = self._ledger.begin(turn.delivery, turn, turn.since)
+        turn.waited = self._ledger.begin(turn.delivery, turn, row.since)
         if await driver.start(turn, mind, turn.delivery, raw):
             self._events.emit(
                 Event.STARTED, f"{mind.name}: turn {turn.live.id} started after {turn.waited.ms} ms",

@@ -67,6 +67,12 @@ def members(cgroup: Path) -> list[int]:
         return []
 
 
+def oldest(cgroup: Path) -> int | None:
+    """When the oldest process of the cgroup itself began, in ms since the boot; None if it has none."""
+    began = [found.started for pid in members(cgroup) if (found := process(pid)) is not None]
+    return int(min(began) * TICK_S * 1000) if began else None
+
+
 def uid_of(pid: int) -> int:
     """The process's effective user; -1 if it is gone."""
     try:  # not the owner of the folder: root, if the process may not be traced

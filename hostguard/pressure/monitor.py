@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Clock
 from hostguard.core.ports import Caps
 from hostguard.core.settings import Level, Settings
 from hostguard.core.signals import Redrive, Signal
@@ -45,9 +46,9 @@ BEHIND_MAX = 1000  # samples, for a slow reader
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the level or the cap; `at` is ms since the epoch."""
+    """A change of the level or the cap; `stamp` as in core/clock.py."""
 
-    at: int
+    stamp: int
     level: str
     cap: int | None
     evidence: str
@@ -65,6 +66,7 @@ class Monitor:
     _freezer: Freezer
     _throttle: Throttle
     _redrive: Signal[Redrive]
+    _clock: Clock
 
     def __post_init__(self) -> None:
         self.state = State(since=boottime())
@@ -144,8 +146,16 @@ class Monitor:
 
     @property
     def since_ms(self) -> int:
-        """When the level last changed, ms since the epoch."""
-        return now_ms() - round(1000 * (boottime() - self.state.since))
+        """When the level last changed, ms since the epoch by the clock as it is set now."""
+        return self._clock.date() - round(1000 * (boottime() - self.state.since))
+
+    def shown_changes(self) -> list[dict[str, Any]]:
+        """The last changes of the level and the cap, with dates by the clock as it is set now."""
+        now = self._clock.now()
+        return [
+            {"at": now.date_of(one.stamp), "level": one.level, "cap": one.cap, "evidence": one.evidence}
+            for one in self.changes
+        ]
 
     @property
     def _settings(self) -> Settings:
@@ -216,7 +226,7 @@ class Monitor:
         if (before.level, before.cap) == (now.level, now.cap):
             return
         saved_state.keep(self.device.name, now)
-        self.changes.append(Change(now_ms(), now.level, now.cap, now.evidence))
+        self.changes.append(Change(self._clock.now().stamp, now.level, now.cap, now.evidence))
         cap = "" if now.cap == before.cap else f"; cap {self._shown(before)} -> {self._shown(now)}"
         self._events.emit(
             Event.PRESSURE, f"{now.level}: {now.evidence}{cap}", level=str(now.level), cap=now.cap,

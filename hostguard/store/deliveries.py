@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hostguard.core.clock import Now
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.core.outcome import row_of
 from hostguard.store import keys
@@ -23,7 +24,7 @@ Op = Callable[[Connection], Any]
 
 # All of a row: _delivery checks them.
 COLUMNS = ", ".join((*(item.name for item in fields(Delivery)), "payload", "sum"))
-ROW_COLUMNS = ", ".join(item.name for item in fields(Row))
+ROW_COLUMNS = "id, mind, session, not_before, kind, due, created_at, accepted"  # as in StoredRow
 
 
 class KeyReused(Refused):
@@ -46,6 +47,7 @@ class WrongState(Refused):
 class New:
     """A message for one or more minds, to be stored in one transaction. Times in ms, 0 = unset.
 
+    `created_at` and `accepted` are of the same moment, a date and a stamp.
     `payload` is a JSON object in UTF-8. It has `session` only if the sender named one; a mind gets the row's.
     `request`: what the sender asked for, by name: with the same `key` it must be the same. `owner`: whose key
     it is (keys.py).
@@ -61,6 +63,7 @@ class New:
     expires_at: int = 0
     request: Mapping[str, Any] = field(default_factory=dict)
     owner: str = keys.SENDER
+    accepted: int = 0
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
@@ -99,16 +102,17 @@ def enqueue(
         Delivery(
             first + i, t.mind, t.session, t.state, t.kind, new.key, new.sender, new.channel, new.created_at,
             new.not_before, new.expires_at, 0, None, 0, new.created_at if t.state.final else 0, t.result,
+            accepted=new.accepted,
         )
         for i, t in enumerate(targets)
     ]  # fmt: skip
     db.executemany(
         "INSERT INTO deliveries (id, mind, session, state, kind, key, sender, channel, created_at,"
-        " not_before, expires_at, ended_at, result, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " not_before, expires_at, ended_at, result, accepted, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (r.id, r.mind, r.session, r.state, r.kind, r.key, r.sender, r.channel, r.created_at, r.not_before,
-             r.expires_at, r.ended_at, json.dumps(r.result), first)
+             r.expires_at, r.ended_at, json.dumps(r.result), r.accepted, first)
             for r in rows
         ],
     )  # fmt: skip
@@ -227,11 +231,15 @@ def special(db: Connection) -> list[Delivery]:
     return [_delivery(row) for row in rows]
 
 
-def mark_delivering(db: Connection, id_: int, turn: str, now: int) -> None:
-    """The row's turn is being started, or the row is being posted into this turn."""
+def mark_delivering(db: Connection, id_: int, turn: str, now: Now, result: Mapping[str, Any]) -> None:
+    """The row's turn is being started, or the row is being posted into this turn.
+
+    `result` is what is known of it so far: how long the row waited and why.
+    """
     db.execute(
-        "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, posted_at = 0 WHERE id = ?",
-        (turn, now, id_),
+        "UPDATE deliveries SET state = 'delivering', turn = ?, started_at = ?, started = ?, posted_at = 0,"
+        " result = ? WHERE id = ?",
+        (turn, now.date, now.stamp, json.dumps(result), id_),
     )
 
 
@@ -256,13 +264,14 @@ def finish(
 
 
 def give_back(
-    db: Connection, id_: int, turn: str, attempts: int, not_before: int, result: Mapping[str, Any]
+    db: Connection, id_: int, turn: str, attempts: int, again: Row, result: Mapping[str, Any]
 ) -> bool:
-    """Queue the row again, for `not_before`. False as for `finish`."""
+    """Queue the row again, as `again` is due. False as for `finish`."""
     done = db.execute(
-        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, attempts = ?,"
-        " not_before = ?, result = ? WHERE id = ? AND turn = ? AND state = 'delivering'",
-        (attempts, not_before, json.dumps(result), id_, turn),
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, started = 0, posted_at = 0,"
+        " attempts = ?, not_before = ?, due = ?, result = ?"
+        " WHERE id = ? AND turn = ? AND state = 'delivering'",
+        (attempts, again.not_before, again.due, json.dumps(result), id_, turn),
     )
     return done.rowcount == 1
 
@@ -288,15 +297,15 @@ def forget(db: Connection, ids: Sequence[int]) -> None:
     db.execute("DELETE FROM payloads WHERE id = ?", (ids[0],))
 
 
-def retry(db: Connection, id_: int, now: int) -> Delivery:
+def retry(db: Connection, id_: int, now: Now) -> Delivery:
     """Queue an ended row again, due now, with no attempts. Raises WrongState."""
     row = get(db, id_)
     if row is None or not row.state.final or row.state is State.BATCHED or row.kind is Kind.RUN:
         raise WrongState(row and row.state)
     db.execute(
-        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, posted_at = 0, ended_at = 0,"
-        " attempts = 0, not_before = ?, expires_at = 0, result = '{}' WHERE id = ?",
-        (now, id_),
+        "UPDATE deliveries SET state = 'queued', turn = NULL, started_at = 0, started = 0, posted_at = 0,"
+        " ended_at = 0, attempts = 0, not_before = ?, due = ?, expires_at = 0, result = '{}' WHERE id = ?",
+        (now.date, now.stamp, id_),
     )
     again = get(db, id_)
     assert again is not None

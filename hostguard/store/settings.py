@@ -42,13 +42,15 @@ class Limit(TypedDict):
 
 
 class Sleep(TypedDict):
-    """A mind sleeps, times in ms. While it falls asleep `since` is None, and the others are set.
+    """A mind sleeps, times in ms. While it falls asleep `since` is None, and `row` and `by` are set.
 
-    `row` is the message that announces the sleep, `by` when the mind falls asleep without its turn.
+    `stamp` is that of `since`, see core/clock.py. `row` is the message that announces the sleep, `by` when
+    the mind falls asleep without its turn.
     """
 
     since: int | None
     until: int | None
+    stamp: NotRequired[int]
     row: NotRequired[int]
     by: NotRequired[int]
 

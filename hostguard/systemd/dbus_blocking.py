@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -63,13 +64,14 @@ class Bus:
         with self._failing(f"systemd did not start {unit}"):
             manager.StartTransientUnit(_MANAGER, unit.encode(), b"fail", _Customs(properties))
 
-    def active_since(self, path: bytes) -> int:
-        """When a unit became active, in ms since the epoch; 0 if it is gone."""
-        interface, name = b"org.freedesktop.systemd1.Unit", b"ActiveEnterTimestamp"
+    def active_for(self, path: bytes) -> int:
+        """For how many ms a unit has been active, without suspend; 0 if it is gone."""
+        interface, name = b"org.freedesktop.systemd1.Unit", b"ActiveEnterTimestampMonotonic"
         try:
-            return int(self._bus.get_property(_NAME, path, interface, name, b"t")) // 1000
+            since_us = int(self._bus.get_property(_NAME, path, interface, name, b"t"))
         except self._error:
             return 0
+        return max(0, time.monotonic_ns() // 1000 - since_us) // 1000 if since_us else 0
 
     def watch(self) -> None:
         """Receive signals about removed units and jobs from now on."""

@@ -61,13 +61,12 @@ def stub(channel: socket.socket) -> NoReturn:
 
 
 def anchor(record: int) -> None:
-    """Stay in the scope, as nobody, and do nothing."""
-    os.write(record, f"started\nanchor {os.getpid()}\n".encode())
-    os.close(record)
+    """Stay in the scope, as nobody, and do nothing until the scope is stopped."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.write(record, f"started {ticks()}\nanchor {os.getpid()}\n".encode())
     _become({"groups": [], "gid": NOBODY, "uid": NOBODY, "cwd": "/"})
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        signal.pause()
+    signal.sigwait({signal.SIGTERM})
+    os.write(record, f"ended {ticks()}\n".encode())
 
 
 def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
@@ -80,7 +79,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
             os.close(output)
             captured, output = os.pipe()
         _become(spec)
-        os.write(record, b"started\n")
+        os.write(record, f"started {ticks()}\n".encode())
         argv = spec["argv"]
         moves = [(os.POSIX_SPAWN_DUP2, old, new) for new, old in enumerate((stdin, output, output))]
         pid = os.posix_spawn(
@@ -97,7 +96,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     said = b"" if captured is None else capture(captured, pid, spec["capture"])
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    text = f"signal {-code}\n" if code < 0 else f"exit {code}\n"
+    text = f"ended {ticks()}\n" + (f"signal {-code}\n" if code < 0 else f"exit {code}\n")
     end = b"" if captured is None else b"\noutput\n" + said
     os.write(record, (text + account(spec["account"])).encode() + end)
 
@@ -122,6 +121,11 @@ def capture(pipe: int, pid: int, most: int) -> bytes:
         if not ready:
             break
     return said
+
+
+def ticks() -> int:
+    """Ms since the boot, as in core/clock.py."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 def _become(spec: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ WEAK = {"inert": "not enforced", "partial": "enforced only in part"}
 
 
 def news(status: Any, now: int) -> list[Line]:
-    """The lines for the answer of GET /v1/status; `now` is ms since the epoch."""
+    """The lines for the answer of GET /v1/status; `now` is its date, ms since the epoch."""
     if status["state"] in AWAY:
         return [(BAD, "daemon", AWAY[status["state"]]), (INFO, "running", turns(status["turns"]))]
     lines = [
@@ -30,7 +30,7 @@ def news(status: Any, now: int) -> list[Line]:
         *_acted(status, now),
         *_paused(status),
         *_weak(status),
-        (INFO, "waiting", _waiting(status, now)),
+        (INFO, "waiting", _waiting(status)),
         (INFO, "running", running(status)),
         *_written(status),
         (INFO, "daemon", _daemon(status)),
@@ -68,19 +68,17 @@ def turn_state(turn: Any) -> str:
     return "stopping" if turn.get("stopping") else "frozen" if turn.get("frozen") else str(turn["state"])
 
 
-def waits(mind: Any, status: Any, now: int) -> str:
+def waits(mind: Any) -> str:
     """How long the first delivery of a mind has waited; "" if none waits."""
     hold = mind.get("hold")
-    if not hold:
-        return ""
-    return f">{_ago(status['started_at'], now)}" if hold["since"] is None else _ago(hold["since"], now)
+    return duration(hold["waited_ms"] / 1000) if hold else ""
 
 
 def busy_minds(status: Any) -> list[Any]:
     """The minds that work, wait, or are in trouble, the longest waits first."""
     busy = [mind for mind in status["minds"] if mind["live"] or mind["held"] or not _fine(mind)]
     # By the beginning of the wait: its length is measured at a slightly different moment for each mind.
-    return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since") or 0))
+    return sorted(busy, key=lambda mind: (not mind["held"], (mind.get("hold") or {}).get("since", 0)))
 
 
 def _fine(mind: Any) -> bool:
@@ -181,15 +179,15 @@ def _weak(status: Any) -> Iterator[Line]:
         yield WARN, "limits", f"{'; '.join(weak)} (hostguard doctor)"
 
 
-def _waiting(status: Any, now: int) -> str:
+def _waiting(status: Any) -> str:
     later = f", {status['due_later']} due later" if status["due_later"] else ""
     if not status["held"]:
         return f"nothing{later}"
     minds = [mind for mind in status.get("minds", []) if mind.get("hold")]
     if not minds:
         return f"{status['held']}{later}"
-    first = min(minds, key=lambda mind: mind["hold"]["since"] or 0)
-    longest = f"{first['name']} for {waits(first, status, now)}: {hold_text(first['hold'], first['name'])}"
+    first = max(minds, key=lambda mind: mind["hold"]["waited_ms"])
+    longest = f"{first['name']} for {waits(first)}: {hold_text(first['hold'], first['name'])}"
     return f"{status['held']}{later}; the longest {longest}"
 
 

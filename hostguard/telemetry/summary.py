@@ -78,13 +78,14 @@ def make(
             one.turns += 1
             one.failed += row.failed
             one.use(row._asdict())
-            _run(one, row.started_at, row.ended_at, begin, width)
+            if row.run_ms is not None:
+                _run(one, row.ended_at - row.run_ms, row.ended_at, begin, width)
     for turn in status["live"]:
         one = mind(turn["mind"])
         one.turns += 1
         one.held.append(turn["held_ms"])
         one.use(turn)
-        _run(one, turn["started_at"], now, begin, width)
+        _run(one, now - turn["ran_ms"], now, begin, width)
     seen = steps(points, begin, width, count)
     ranked = sorted(minds.items(), key=lambda item: (-item[1].run_ms, item[0]))  # the busiest first
     return {

@@ -103,6 +103,21 @@ class Timeline:
         self._note_incident(now, seen, trouble)
         self._last, self._grain = _lasting(seen), _grain(now)
 
+    def move(self, ms: int, stored: int) -> None:
+        """The clock was set by `ms`: correct the dates. What is stored, all before `stored`, is dropped.
+
+        An incident is stored only once it is over.
+        """
+        points = [replace(one, at=one.at + ms) for one in self.points if one.at >= stored]
+        self.points = deque(points, maxlen=POINTS_KEPT)
+        self._grain = _grain(self._grain + ms)
+        found = [
+            replace(one, at=one.at + ms, until=None if one.until is None else one.until + ms)
+            for one in self.incidents
+            if one.until is None or one.until >= stored
+        ]
+        self.incidents = deque(found, maxlen=INCIDENTS_KEPT)
+
     def _note_point(self, at: int, seen: Seen) -> None:
         grain = _grain(at)
         while self.points and _grain(self.points[-1].at) > grain:

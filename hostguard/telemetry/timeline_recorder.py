@@ -13,7 +13,7 @@ from collections.abc import Sized
 from functools import partial
 from typing import Any
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import JUMP_MS, Clock, Now
 from hostguard.core.settings import Level
 from hostguard.store.writer import Queue
 from hostguard.telemetry import timeline_rows
@@ -29,30 +29,45 @@ INCIDENTS_MAX = 12  # of one store, the worst: a disk in trouble all day gets le
 class TimelineRecorder:
     """Nothing here waits for a disk."""
 
-    def __init__(self, queue: Queue, backlog: Sized) -> None:
+    def __init__(self, queue: Queue, backlog: Sized, clock: Clock) -> None:
         self.timeline = Timeline()
         self._queue = queue
         self._backlog = backlog
+        self._clock = clock
         self._level = Level.CALM
-        self._tried_at = now_ms()  # of the last store
+        now = clock.now()
+        self._offset = now.date - now.ticks
+        self._tried = now.stamp  # the last store
         self._stored = 0  # points and incidents before this are stored
 
     def note(
         self, level: Level, cap: int | None, turns: int, trouble: Trouble, await_ms: int | None = None
     ) -> None:
         """Note the state now, the lowest cap in force, and how long a request of the disk took since then."""
-        now, self._level = now_ms(), level
+        self._level = level
+        now = self._look()
         seen = Seen(LEVELS.index(level), cap, turns, len(self._backlog), await_ms)
-        self.timeline.note(now, seen, trouble)
-        if not 0 <= now - self._tried_at < STORE_MS:
+        self.timeline.note(now.date, seen, trouble)
+        if now.since(self._tried) >= STORE_MS:
             self.store()
+
+    def _look(self) -> Now:
+        """The clocks now. If the date was set, what is in memory gets the dates that it would have had."""
+        now = self._clock.now()
+        jump = now.date - now.ticks - self._offset
+        if abs(jump) > JUMP_MS:
+            self._offset += jump
+            self.timeline.move(jump, self._stored)
+            self._stored = 0
+        return now
 
     def store(self) -> asyncio.Future[Any] | None:
         """Store what is new, unless the disk is in trouble; None if there is nothing to store now."""
-        now = now_ms()
+        clocks = self._look()
+        now = clocks.date
         if self._level is not Level.CALM or self._queue.trouble is not None:
             return None
-        self._tried_at = now
+        self._tried = clocks.stamp
         points = [*coarse([p for p in self.timeline.known() if p.at >= self._stored], WIDTH_MS)]
         over = [one for one in self.timeline.incidents if one.until is not None and one.until >= self._stored]
         incidents = sorted(over, key=lambda one: (one.level, (one.until or 0) - one.at))[-INCIDENTS_MAX:]
@@ -60,13 +75,14 @@ class TimelineRecorder:
             return None
         store = partial(timeline_rows.store, points=points, incidents=incidents, now=now)
         write = self._queue.submit(store, durable=False).future
-        write.add_done_callback(lambda done: self._done(done, now))
+        offset = self._offset
+        write.add_done_callback(lambda done: self._done(done, now, offset))
         return write
 
-    def _done(self, done: asyncio.Future[Any], now: int) -> None:
+    def _done(self, done: asyncio.Future[Any], now: int, offset: int) -> None:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
             log.debug("the timeline is not stored: %s", error)  # it is tried again
-        else:
+        elif offset == self._offset:
             self._stored = now - now % WIDTH_MS  # what goes on is stored again once there is more of it

@@ -25,7 +25,7 @@ class Ended(NamedTuple):
 
     mind: str
     starts: bool  # it began the turn, others were folded into it
-    started_at: int
+    run_ms: int | None
     ended_at: int
     failed: int  # turns: attempts that were tried again, and one that failed for good
     held_ms: int | None
@@ -66,8 +66,8 @@ def incidents(db: Connection, since: int) -> list[Incident]:
 def ended(db: Connection, since: int) -> list[Ended]:
     """The deliveries whose turns ended since then, by id; of failed attempts only the last."""
     rows = db.execute(
-        "SELECT mind, turn = id OR turn LIKE id || '.%', started_at, ended_at,"  # noqa: S608
-        f" attempts + (state = 'done' AND {FAILED}),"
+        "SELECT mind, turn = id OR turn LIKE id || '.%',"  # noqa: S608
+        f" json_extract(result, '$.run_ms'), ended_at, attempts + (state = 'done' AND {FAILED}),"
         " json_extract(result, '$.held_ms'), json_extract(result, '$.held_for'),"
         " json_extract(result, '$.cpu_ms'), json_extract(result, '$.read_bytes'),"
         " json_extract(result, '$.write_bytes')"

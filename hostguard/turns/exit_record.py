@@ -72,9 +72,8 @@ def parse_record(text: str) -> Record:
     lines, _, output = text.partition(f"\n{OUTPUT}\n")
     for line in lines[:4096].splitlines():
         key, _, value = line.partition(" ")
-        if key == "started":
-            released = True
-        elif key == "not_started":
+        released = released or key == "started"
+        if key == "not_started":
             not_started = value
         elif key == "session" and session is None:
             with suppress(ValueError):
@@ -83,4 +82,5 @@ def parse_record(text: str) -> Record:
             numbers[key] = int(value)
     account = {key: numbers[key] for key in ACCOUNT if key in numbers}
     ended, anchor = (numbers.get("exit"), numbers.get("signal")), numbers.get("anchor")
-    return Record(released, not_started, *ended, account, anchor, output[:OUTPUT_MAX], session)
+    times = numbers.get("started"), numbers.get("ended")
+    return Record(released, not_started, *ended, account, anchor, output[:OUTPUT_MAX], session, *times)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+from hostguard.core.clock import Now
 from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Mind, Row, Waited
 from hostguard.core.outcome import Ending, Record, Usage
 from hostguard.systemd.fork_client import Stub
@@ -76,8 +77,8 @@ class RowLedger(Protocol):
     async def fetch(self, id_: int) -> tuple[Delivery, bytes] | None:
         """A row with its payload; None if it has ended. Raises Unavailable."""
 
-    def begin(self, row: Delivery, turn: Turn, now: int) -> Waited:
-        """The row is being posted into the turn, at `now` in ms: how long it waited."""
+    def begin(self, row: Delivery, turn: Turn, since: int) -> Waited:
+        """The row is being posted into the turn: how long it has waited `since` that stamp."""
 
     def folded(self, row: Delivery, turn: Turn, waited: Waited) -> None:
         """The mind took the row into the turn."""
@@ -91,7 +92,10 @@ class RowLedger(Protocol):
 
 @dataclass(eq=False)
 class Turn:
-    """One slot. `driver` and `delivery` are None for a foreign scope; `since` is ms since the epoch."""
+    """One slot. `driver` and `delivery` are None for a foreign scope; `since` is ms since the epoch.
+
+    `started` and `ended` are stamps, see core/clock.py.
+    """
 
     live: LiveTurn
     since: int
@@ -104,8 +108,11 @@ class Turn:
     max_turn: float | None = None
     stub: Stub | None = None
     admitted: float = field(default_factory=time.monotonic)  # when the gate let it begin
+    started: int = 0
+    ended: int | None = 0  # 0: it is live; None: while no guard ran, and nobody knows when
+    ran_s: float = 0.0  # once it is over, at most; this is what `max_turn` is compared with
     pid: int | None = None  # of a `hostguard run` that waits to be moved into the scope
-    begun: float | None = None  # time.monotonic() at the start; None for one that an earlier guard started
+    resumed: bool = False  # an earlier guard started it
     released: bool = False  # this guard let the command run
     record: Record | None = None  # read at the end
     used: Usage | None = None  # read at the end, if the record has none
@@ -115,10 +122,16 @@ class Turn:
     gone: bool = False  # the scope went while the start was still in flight
     resident: Resident | None = None  # for a resident mind's turn
 
-    @property
-    def ran_s(self) -> float:
-        """Seconds since its start, for an earlier guard's turn by the wall clock: no other time is stored."""
-        return time.time() - self.since / 1000 if self.begun is None else time.monotonic() - self.begun
+    def over(self, now: Now, ended: int = 0) -> None:
+        """Its processes are gone, since the stamp `ended` or since now."""
+        self.ended = ended or now.stamp
+        self.ran_s = (self.ran_ms(now) or 0) / 1000
+
+    def ran_ms(self, now: Now) -> int | None:
+        """How long it ran, until its end or so far; None if nobody knows."""
+        if self.ended is None:
+            return None
+        return max(0, now.since(self.started) - (now.since(self.ended) if self.ended else 0))
 
     @property
     def rows(self) -> list[tuple[Delivery, Waited]]:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostguard.core import outcome, paths, units
-from hostguard.core.clock import AGAIN_MS
+from hostguard.core.clock import AGAIN_MS, Clock
 from hostguard.core.model import Limits, LiveTurn, Mind
 from hostguard.core.outcome import Usage
 from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.core.tasks import Tasks
 from hostguard.linux import cgroup as cgroups
-from hostguard.linux.process import dying
+from hostguard.linux.process import dying, oldest
 from hostguard.linux.usage import of_scope
 from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -51,6 +50,7 @@ class Scopes:
     _redrive: Signal[Redrive]
     _turn_ended: Signal[TurnEnded]
     _unit_started: Signal[UnitStarted]
+    _clock: Clock
     connected: bool = field(default=False, init=False)
     stopping: bool = field(default=False, init=False)  # the host shuts down
     device: str | None = field(default=None, init=False)  # block device node for per-device limits
@@ -116,7 +116,7 @@ class Scopes:
             log.error("%s: %s", turn.live.unit, reason)
             self.give_up(turn, outcome.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
             return False
-        turn.begun = time.monotonic()
+        turn.started = self._clock.now().stamp
         if not await self._bring_up(turn, limits, stub.pid, delegate):
             return False
         asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
@@ -203,6 +203,8 @@ class Scopes:
     def _ended(self, turn: Turn) -> None:
         """The turn has no process any more."""
         ending = outcome.Ending("exited", "the scope is gone")
+        if not turn.ended:
+            turn.over(self._clock.now())
         if turn.driver is not None:
             try:
                 ending = turn.driver.end(turn)
@@ -234,6 +236,8 @@ class Scopes:
     def free(self, turn: Turn, ending: outcome.Ending) -> None:
         """Free the turn's slot, if it has one still, and report its end."""
         if self._live.remove(turn):
+            if not turn.ended:
+                turn.over(self._clock.now())
             self._watch.remove(turn.live.unit)
             self._unfollow(turn)
             if turn.live.id is not None:
@@ -304,7 +308,9 @@ class Scopes:
             return
         parsed = units.parse_turn_unit(scope.unit)
         live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else None)
-        turn = Turn(live, int(time.time() * 1000), Phase.FOREIGN, description=scope.description)
+        now, began = self._clock.now(), oldest(self.cgroup(scope.unit, scope.mind))
+        started = now.stamp if began is None else now.of(began)
+        turn = Turn(live, now.date_of(started), Phase.FOREIGN, description=scope.description, started=started)
         self._live.add(turn)
         self._follow(turn)
         self._sweep_later()

@@ -53,6 +53,7 @@ class Host:
             parts.ledger.waiters,
             parts.dispatcher,
             parts.accepting,
+            parts.recovery._clock,
         )
         await self.batcher.start()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onqueue import on_queue
+from set_clock import SetClock
 
 from hostguard.api.views import Views
 from hostguard.core import outcome
-from hostguard.core.clock import now_ms
 from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
 from hostguard.gate.dispatcher import Dispatcher
@@ -51,9 +51,9 @@ class Played:
         pass
 
 
-def parts(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Parts:
+def parts(queue, config=CONFIG, settings=None, journal=None, clock=None) -> Parts:
     """The guard's parts on an open queue. systemd counts as connected, though it is not."""
-    found = Parts(queue, journal or Silent(), clock)
+    found = Parts(queue, journal or Silent(), clock or SetClock())
     for name in (
         "queue",
         "events",
@@ -77,7 +77,7 @@ def parts(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Pa
     return found
 
 
-def managed(queue, config=CONFIG, settings=None, journal=None, clock=now_ms) -> Dispatcher:
+def managed(queue, config=CONFIG, settings=None, journal=None, clock=None) -> Dispatcher:
     """A dispatcher that could start turns, but for systemd."""
     return parts(queue, config, settings, journal, clock).dispatcher
 
@@ -93,10 +93,11 @@ def views_of(manager) -> Views:
     return Views(
         manager.policy, manager.live, manager.runner, manager.gate, manager.backlog, manager.parts.held,
         manager.ledger, manager.watcher, manager.parts.health, manager.parts.availability,
+        manager.parts.recovery._clock,
     )  # fmt: skip
 
 
-def playing(queue, config=CONFIG, settings=None, clock=now_ms) -> Dispatcher:
+def playing(queue, config=CONFIG, settings=None, clock=None) -> Dispatcher:
     """A dispatcher whose turns are played."""
     found = parts(queue, config, settings, clock=clock)
     found.drivers.exec = found.drivers.run = found.drivers.resident = Played(found.scopes)

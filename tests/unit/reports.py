@@ -15,7 +15,7 @@ LONG = 2 * HOUR  # in steps of a minute
 
 def ended(name: str, ago: int, ran: int, **more: Any) -> Ended:
     """A turn that began `ago` ms before now and ran for `ran` ms."""
-    row = Ended(name, True, NOW - ago, NOW - ago + ran, 0, 0, None, None, None, None)
+    row = Ended(name, True, ran, NOW - ago + ran, 0, 0, None, None, None, None)
     return row._replace(**more)
 
 

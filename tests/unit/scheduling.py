@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from played import managed
+from set_clock import SetClock
 
 from hostguard.core.model import Config, Mind, Schedule, State
 from hostguard.store import deliveries
@@ -28,8 +29,16 @@ class Host:
     """A guard's life; `again` is the next one, on the same queue."""
 
     def __init__(self, folder, *schedules, now=NOON):
-        self.folder, self.now = folder, now
+        self.folder, self.clock = folder, SetClock(now)
         self.schedules = {one.name: one for one in schedules}
+
+    @property
+    def now(self):
+        return self.clock.at
+
+    @now.setter
+    def now(self, now):
+        self.clock.at = now
 
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
@@ -37,7 +46,7 @@ class Host:
         self.journal = Silent()
         kept = await self.queue.read(stored)
         config = Config(minds=MINDS, schedules=self.schedules)
-        self.manager = managed(self.queue, config, kept, self.journal, lambda: self.now)
+        self.manager = managed(self.queue, config, kept, self.journal, self.clock)
         self.parts = self.manager.parts
         self.manager.runner.connected = False
         self.scheduler = self.parts.scheduler

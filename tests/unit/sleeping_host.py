@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 
 from played import OK, playing, sink
+from set_clock import SetClock
 from until import until
 
 from hostguard.core import outcome
@@ -28,19 +29,25 @@ DOWN = outcome.Ending("down", "connection refused", back=True, pause_ms=2_500)
 
 
 class Host:
-    """A guard's life; the next one is on the same queue. `skew` sets the clock of sleep, in ms."""
+    """A guard's life; the next one is on the same queue. `skew` sets the clock, in ms."""
 
     def __init__(self, folder, config=CONFIG):
-        self.folder, self.config, self.skew = folder, config, 0
+        self.folder, self.config, self.clock = folder, config, SetClock()
+
+    @property
+    def skew(self):
+        return self.clock.skew
+
+    @skew.setter
+    def skew(self, ms):
+        self.clock.skew = ms
 
     async def __aenter__(self):
         self.queue = Queue(self.folder / "queue.db")
         await self.queue.open()
-        self.manager = manager = playing(
-            self.queue, self.config, await self.queue.read(stored), lambda: now_ms() + self.skew
-        )
+        self.manager = manager = playing(self.queue, self.config, await self.queue.read(stored), self.clock)
         waiting = await self.queue.read(deliveries.queued)
-        manager.backlog.load(waiting, now_ms())
+        manager.backlog.load(waiting, self.clock.now())
         self.parts = manager.parts
         self.acceptor, self.sleeper = self.parts.acceptor, self.parts.sleeper
         manager.ready = True

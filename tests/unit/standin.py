@@ -57,7 +57,7 @@ def row(id_: int = 1, state: str = "queued", **more: Any) -> dict[str, Any]:
     now = round(time.time() * 1000)
     return {
         "id": id_, "mind": "m", "session": "main", "state": state, "kind": "message", "created_at": now,
-        "attempts": 0, "result": {}, **unset, **more,
+        "attempts": 0, "result": {}, "age_ms": now - more.get("created_at", now), **unset, **more,
     }  # fmt: skip
 
 

@@ -22,15 +22,19 @@ def mind(name: str, **more: Any) -> dict[str, Any]:
 def turn(id_: str | None, name: str, age_s: float, **more: Any) -> dict[str, Any]:
     return {
         "id": id_, "unit": f"hostguard-turn-{name}-{id_}.scope", "mind": name, "session": "main",
-        "delivery": id_ and int(id_), "started_at": NOW - round(age_s * 1000), "held_ms": 0, "state": "running",
+        "delivery": id_ and int(id_), "started_at": NOW - round(age_s * 1000), "ran_ms": round(age_s * 1000),
+        "held_ms": 0, "state": "running",
         "stopping": False, "frozen": False, "description": "", "cpu_ms": 1500, "read_bytes": 4096, "write_bytes": 6 * MIB,
         "counted": "scope", **more,
     }  # fmt: skip
 
 
-def hold(row: int, since_s: float | None, reason: str, blocker: str = "") -> dict[str, Any]:
-    since = None if since_s is None else NOW - round(since_s * 1000)
-    return {"delivery": row, "session": "main", "reason": reason, "blocker": blocker, "since": since}
+def hold(row: int, since_s: float, reason: str, blocker: str = "") -> dict[str, Any]:
+    ms = round(since_s * 1000)
+    return {
+        "delivery": row, "session": "main", "reason": reason, "blocker": blocker, "since": NOW - ms, "waited_ms": ms,
+        "measured": True,
+    }  # fmt: skip
 
 
 def pressure(level: str = "calm", **more: Any) -> dict[str, Any]:
@@ -48,7 +52,7 @@ def change(ago_s: float, level: str, cap: int | None) -> dict[str, Any]:
 def status(**more: Any) -> dict[str, Any]:
     """All is well, and nothing happens."""
     return {
-        "version": "0.2.0", "pid": 812, "started_at": NOW - 7_200_000, "state": "running", "turns": 0, "cap": 2,
+        "version": "0.2.0", "pid": 812, "at": NOW, "started_at": NOW - 7_200_000, "state": "running", "turns": 0, "cap": 2,
         "effective_cap": 2, "pressure": pressure(), "queued": 0, "held": 0, "due_later": 0, "paused_minds": [],
         "minds": [mind("ada"), mind("bob"), mind("carol")], "live": [],
         "device": {"path": "auto", "node": "/dev/mmcblk0", "name": "mmcblk0", "reason": "the root is on it"},
@@ -78,7 +82,7 @@ def stalled() -> dict[str, Any]:
                  oldest_wait_ms=3000),
             mind("bob", state="in_turn", live=1),
             mind("carol", held=11, hold=hold(19, 24, "pressure", behind), oldest_wait_ms=24_000),
-            mind("dave", state="paused", held=1, hold=hold(22, None, "mind_paused", "dave is paused")),
+            mind("dave", state="paused", held=1, hold=hold(22, 7200, "mind_paused", "dave is paused")),
             mind("erin"),
             mind("frank", state="asleep", sleep="asleep"),
         ],

@@ -14,7 +14,6 @@ from hostguard.cli import client
 from hostguard.cli.errors import CliError
 from hostguard.cli.top.keys import Ask
 from hostguard.cli.top.model import View, look, view
-from hostguard.core.clock import now_ms
 
 EVERY_S = 1.0
 READ_S = 5.0  # the daemon answers from memory; if it takes longer, it is in trouble
@@ -75,4 +74,4 @@ def once(seconds: float = EVERY_S) -> View:
     first = look(status(), time.monotonic())
     time.sleep(seconds)
     second = status()
-    return view(second, now_ms(), time.monotonic(), first)
+    return view(second, second["at"], time.monotonic(), first)

@@ -142,7 +142,7 @@ def _fitting(
 def _turn(turn: TurnRow, is_chosen: bool) -> Sequence[object]:
     return (
         _mark(is_chosen) + safe(turn.id or turn.unit), turn.mind or "-", turn.session or "-", turn.state,
-        "-" if turn.age_s is None else _time(turn.age_s),
+        _time(turn.age_s),
         "-" if turn.cpu_percent is None else f"{turn.cpu_percent:.0f}",
         "-" if turn.cpu_ms is None else _time(turn.cpu_ms / 1000),
         _bytes(turn.read_rate), _bytes(turn.write_rate), _bytes(turn.read_bytes), _bytes(turn.write_bytes),

@@ -12,7 +12,6 @@ from hostguard.cli.top.draw import failed, screen
 from hostguard.cli.top.keys import Quit, Ui, press
 from hostguard.cli.top.model import Look, View, look, view
 from hostguard.cli.top.terminal import Terminal
-from hostguard.core.clock import now_ms
 
 RATE_S = 0.9  # the shortest span of a rate: the status after a key comes too soon
 MESSAGE_S = 5.0  # how long the answer to a key is shown
@@ -62,13 +61,13 @@ class Top:
             self._ui = replace(self._ui, message="")
 
     def _look(self, status: Any) -> None:
-        self._status, self._at, self._mono = status, now_ms(), time.monotonic()
+        self._status, self._mono = status, time.monotonic()
         if self._mono - self._last.at >= RATE_S:
             self._base, self._last = self._last, look(status, self._mono)
 
     def _view(self) -> View:
         slots = max(10, min(60, self._terminal.size()[0] - 20))
-        return view(self._status, self._at, self._mono, self._base, self._ui.wanted, slots)
+        return view(self._status, self._status["at"], self._mono, self._base, self._ui.wanted, slots)
 
     def _show(self) -> None:
         self._due = time.monotonic() + DUMB_S

@@ -31,7 +31,7 @@ class TurnRow:
     mind: str
     session: str | None
     state: str
-    age_s: float | None
+    age_s: float
     cpu_percent: float | None
     cpu_ms: int | None
     read_rate: float | None
@@ -73,13 +73,13 @@ class View:
 
 
 def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "", slots: int = 60) -> View:
-    """The view of GET /v1/status at `at` (ms since the epoch) and `mono` (seconds, monotonic).
+    """The view of GET /v1/status of the date `at` (ms since the epoch), read at `mono` (seconds, monotonic).
 
     With `wanted`, only turns and minds with this text in a name are shown.
     """
-    turns = [_turn(turn, at, mono, before) for turn in status["live"] if _is_wanted(wanted, turn)]
+    turns = [_turn(turn, mono, before) for turn in status["live"] if _is_wanted(wanted, turn)]
     # Sorted by bytes written: that order seldom changes, so lines do not jump.
-    turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -(turn.age_s or 0)))
+    turns.sort(key=lambda turn: (-(turn.write_bytes or 0), -turn.age_s))
     busy = busy_minds(status)
     shown = [mind for mind in status["minds"] if wanted in mind["name"]] if wanted else busy
     pressure = status["pressure"]
@@ -87,7 +87,7 @@ def view(status: Any, at: int, mono: float, before: Look | None, wanted: str = "
         at, status["cap"], status["state"] == "paused", tuple(status["paused_minds"]), running(status),
         tuple(line for line in news(status, at) if line[1] not in SHOWN_ELSEWHERE), _device(status),
         levels(pressure["changes"], pressure["level"], status["started_at"], at, slots), tuple(turns),
-        tuple(_mind(mind, status, at) for mind in shown),
+        tuple(_mind(mind) for mind in shown),
         len(status["minds"]) - len(shown), len(status["live"]),
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def _worst(names: Iterable[str]) -> str:
     return max(names, key=order.index, default="")
 
 
-def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
+def _turn(turn: Any, mono: float, before: Look | None) -> TurnRow:
     old = None if before is None else before.turns.get(turn["unit"])
     span = 0.0 if before is None else mono - before.at
 
@@ -132,16 +132,16 @@ def _turn(turn: Any, at: int, mono: float, before: Look | None) -> TurnRow:
     return TurnRow(
         turn["id"], turn["unit"], turn["mind"], turn["session"],
         turn_state(turn),
-        max(0, at - turn["started_at"]) / 1000 if turn["started_at"] else None,
+        turn["ran_ms"] / 1000,
         None if cpu is None else cpu / 10, turn["cpu_ms"],
         rate("read_bytes"), rate("write_bytes"), turn["read_bytes"], turn["write_bytes"], turn["counted"],
     )  # fmt: skip
 
 
-def _mind(mind: Any, status: Any, at: int) -> MindRow:
+def _mind(mind: Any) -> MindRow:
     return MindRow(
         mind["name"], mind["state"], mind["live"], mind["cap"], mind["held"],
-        waits(mind, status, at), hold_text(mind["hold"], mind["name"]),
+        waits(mind), hold_text(mind["hold"], mind["name"]),
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from time import time
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, complete_rows, json_option, show
 from hostguard.cli.render import terminal_width
-from hostguard.core.text import clock, duration, fields, ms, safe, size, table
+from hostguard.core.text import clock, fields, ms, safe, size, table
 from hostguard.telemetry.headlines import hold_text
 
 STATES = (
@@ -54,11 +53,8 @@ def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_j
     answer = client.call("GET", "/v1/deliveries", params=params)
     if stored == "delivering":
         answer["deliveries"] = [row for row in answer["deliveries"] if row["state"] == state]
-    deliveries, now = answer["deliveries"], time()
-    rows = [
-        (d["id"], d["mind"], d["session"], _state(d), duration(now - d["created_at"] / 1000), _note(d))
-        for d in deliveries
-    ]
+    deliveries = answer["deliveries"]
+    rows = [(d["id"], d["mind"], d["session"], _state(d), ms(d["age_ms"]), _note(d)) for d in deliveries]
     text = table(("ID", "MIND", "SESSION", "STATE", "AGE", "NOTE"), rows, terminal_width())
     if not deliveries:
         text = "nothing waits" if state is None else "nothing found"
@@ -94,6 +90,7 @@ def delivery_text(delivery: Any) -> str:
         ("Kind", delivery.get("kind")),
         ("Held", hold_text(delivery.get("hold"), delivery["mind"]) or None),
         ("Held since", clock(hold.get("since"))),
+        ("Held for", ms(hold.get("waited_ms"))),
         ("Command", payload.get("description") or payload.get("argv0")),
         ("Sender", delivery.get("sender")),
         ("Channel", delivery.get("channel")),
@@ -154,6 +151,7 @@ def why(id_: int, as_json: bool) -> None:
         ("Reason", answer.get("reason")),
         ("Behind", answer.get("blocker")),
         ("Since", clock(answer.get("since"))),
+        ("Waited", ms(answer.get("waited_ms"))),
         ("Due", clock(answer.get("due"))),
         ("Place in queue", answer.get("place")),
     ]

@@ -118,9 +118,9 @@ def _body(report: Any, steer: bool) -> str:
     status, now = report["status"], report["to"]
     parts = [_news(status, now)]
     if status["live"]:
-        parts.append(running(status["live"], now, steer))
+        parts.append(running(status["live"], steer))
     if any(mind.get("hold") for mind in status["minds"]):
-        parts.append(waiting(status, now))
+        parts.append(waiting(status))
     if not report["minds"] and not report["incidents"]:
         return "\n".join([*parts, EMPTY])
     return "\n".join([*parts, over_time(report), incidents(report["incidents"], now), minds(report["minds"])])

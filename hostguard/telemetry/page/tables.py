@@ -13,7 +13,7 @@ WAITING_SHOWN = 8  # minds, so that what follows stays on the screen
 Cell = tuple[str, float | None]  # its HTML, and the number by which it sorts
 
 
-def running(live: Sequence[Any], now: int, steer: bool) -> str:
+def running(live: Sequence[Any], steer: bool) -> str:
     """The live turns."""
     heads = ["Turn", "Mind", "Session", "State", "For", "CPU", "Read", "Written", *(["Act"] if steer else [])]
     rows = []
@@ -23,7 +23,7 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
             (html(turn["mind"] or "-"), None),
             (html(turn["session"] or "-"), None),
             (html(turn_state(turn)), None),
-            _number(now - turn["started_at"], ms),
+            _number(turn["ran_ms"], ms),
             _number(turn["cpu_ms"], ms),
             _number(turn["read_bytes"], size),
             _number(turn["write_bytes"], size),
@@ -39,14 +39,14 @@ def running(live: Sequence[Any], now: int, steer: bool) -> str:
     return _table("running", "Running turns", "The live turns, oldest first.", heads, rows)
 
 
-def waiting(status: Any, now: int) -> str:
+def waiting(status: Any) -> str:
     """The minds whose messages wait, and why; the longest wait first."""
     held = [mind for mind in busy_minds(status) if mind.get("hold")]
     rows = [
         [
             (html(mind["name"]), None),
             (str(mind["held"]), float(mind["held"])),
-            (html(waits(mind, status, now)), 0.0),
+            (html(waits(mind)), 0.0),
             (f'<span class="why">{html(hold_text(mind["hold"], mind["name"]))}</span>', None),
         ]
         for mind in held[:WAITING_SHOWN]

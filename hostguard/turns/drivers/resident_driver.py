@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 
 from hostguard.core import outcome, payload
-from hostguard.core.clock import AGAIN_MS, now_ms
+from hostguard.core.clock import AGAIN_MS
 from hostguard.core.model import Config, Delivery, Mind, Row, Waited
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
@@ -208,7 +208,7 @@ class ResidentDriver(TurnDriver):
             self._rows.give_back(row)
             return
         delivery, raw = found
-        waited = self._ledger.begin(delivery, turn, now_ms())
+        waited = self._ledger.begin(delivery, turn, row.since)
         try:
             posted = await self._post(turn, mind, delivery, raw, waited)
         except BaseException as error:
@@ -331,5 +331,5 @@ class ResidentDriver(TurnDriver):
         if turn.record is None and turn.released:
             return outcome.RECORD_LOST
         return outcome.resident_ending(
-            turn.record, turn.stopped, turn.ran_s, turn.max_turn, resident.posted, turn.begun is not None
+            turn.record, turn.stopped, turn.ran_s, turn.max_turn, resident.posted, not turn.resumed
         )

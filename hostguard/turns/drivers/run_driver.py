@@ -53,6 +53,6 @@ class RunDriver(TurnDriver):
         The record stays empty. It shows that the host was not restarted since.
         """
         assert turn.live.id is not None
-        if turn.begun is None and exit_record.read_record(turn.live.id) is None:
+        if turn.resumed and exit_record.read_record(turn.live.id) is None:
             return replace(outcome.HOST_LOST, failed=False, back=True)  # nobody waits for it any more
         return outcome.Ending("stopped" if turn.stopped else "exited", "the caller's command ended")

@@ -16,7 +16,6 @@ from screen import rest
 from standin import ROOT, StandIn
 from statuses import NOW, change, hold, mind, pressure, problem, stalled, status, turn
 
-from hostguard.cli import tables
 from hostguard.cli.status import screen
 from hostguard.core.text import columns
 from hostguard.telemetry.headlines import news
@@ -27,7 +26,6 @@ from hostguard.telemetry.problems import BAD, INFO, WARN
 def _at_new_year(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(tables, "now_ms", lambda: NOW)
     yield
     monkeypatch.undo()
     time.tzset()
@@ -46,7 +44,7 @@ STALLED = """\
 !  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
 !  limits   not enforced: io_weight (hostguard doctor)
-   waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resume…
+   waiting  13, 1 due later; the longest dave for 2h: paused: hostguard resume…
    running  2 turns, which may finish; only 1 at a time now (cap 2)
    written  most by ada 46.0 MiB, since the daemon's start
    daemon   runs since 2026-12-31 22:00:00, version 0.2.0, disk /dev/mmcblk0
@@ -56,7 +54,7 @@ TURN  MIND  SESSION  STATE    RUNS   CPU   READ     WRITTEN
 18    bob   review   running  24s          4.0 KiB
 
 MIND   STATE    TURNS  HELD  OLDEST  WHY
-dave   paused   0/1    1     >2h     paused: hostguard resume dave
+dave   paused   0/1    1     2h      paused: hostguard resume dave
 carol  idle     0/1    11    24s     disk not calm, behind turn 17
 ada    in_turn  1/1    1     3s      session busy, behind turn 17
 bob    in_turn  1/1    0
@@ -71,7 +69,7 @@ def test_the_screen(told: dict[str, Any], shown: str) -> None:
 
 def test_a_pipe_gets_whole_lines() -> None:
     text = screen(stalled(), NOW, None, None, False)
-    assert "the longest dave for >2h: paused: hostguard resume dave\n" in text
+    assert "the longest dave for 2h: paused: hostguard resume dave\n" in text
 
 
 def many() -> dict[str, Any]:
@@ -185,8 +183,8 @@ def test_what_the_guard_did(pressed: dict[str, Any], said: list[tuple[int, str]]
             "1; the longest a for 9s: all are paused: hostguard resume",
         ),
         (
-            {"held": 1, "minds": [mind("a", hold=hold(4, None, "a_new_one"))]},
-            "1; the longest a for >2h: a_new_one",
+            {"held": 1, "minds": [mind("a", hold=hold(4, 7200, "a_new_one"))]},
+            "1; the longest a for 2h: a_new_one",
         ),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ hostguard  00:00:00  2 turns, which may finish; only 1 at a time now (cap 2)
 !  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
 !  limits   not enforced: io_weight (hostguard doctor)
-   waiting  13, 1 due later; the longest dave for >2h: paused: hostguard resum…
+   waiting  13, 1 due later; the longest dave for 2h: paused: hostguard resume…
    written  most by ada 46.0 MiB, since the daemon's start
    device   /dev/mmcblk0, stalled: none completed, 100 % busy, 3 in flight
    level    .....................................................####### 2 min
@@ -46,7 +46,7 @@ hostguard  00:00:00  2 turns, which may finish; only 1 at a time now (cap 2)
   18    bob   review   running  0:24   -     -      -     -     4.0K  -
 
   MIND   STATE    TURNS  HELD  OLDEST  WHY
-  dave   paused   0/1    1     >2h     paused: hostguard resume dave
+  dave   paused   0/1    1     2h      paused: hostguard resume dave
   carol  idle     0/1    11    24s     disk not calm, behind turn 17
   ada    in_turn  1/1    1     3s      session busy, behind turn 17
   bob    in_turn  1/1    0
@@ -119,7 +119,7 @@ NARROW = """\
   18    bob   0:24   -     -
 
   MIND   HELD  OLDEST  WHY
-  dave   1     >2h     paused: hostgua…
+  dave   1     2h      paused: hostgua…
   carol  11    24s     disk not calm, …
   ada    1     3s      session busy, b…
   bob    0"""

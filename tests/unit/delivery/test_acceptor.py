@@ -39,7 +39,7 @@ class Host:
         mind_woken.subscribe(lambda fact: self.woken.append(fact.mind))
         self.acceptor = Acceptor(
             parts.policy, parts.settings, self.routes.get, parts.held, queue, parts.ledger, parts.backlog,
-            parts.run_clients, parts.dispatcher, mind_woken, parts.accepting,
+            parts.run_clients, parts.dispatcher, mind_woken, parts.accepting, parts.recovery._clock,
         )  # fmt: skip
 
     async def send(self, to="@bob", also=lambda *_: (), **fields):
@@ -117,8 +117,8 @@ def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
     code = (
         "import sys; from hostguard.daemon import Parts; from hostguard.core.model import *\n"
         "from pathlib import Path; from hostguard.store.writer import Queue\n"
-        "from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
-        "residents = Parts(Queue(Path('/nowhere')), None).residents\n"
+        "from hostguard.core.clock import Clock; from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
+        "residents = Parts(Queue(Path('/nowhere')), None, Clock('0' * 8)).residents\n"
         "run(residents.use(Config(minds={'a': Mind('a', ('/bin/true',))}))); assert not loaded()\n"
         "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from gathering import SHORT, hosted, message
 from onqueue import failure, on_queue
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import State
 from hostguard.delivery import batch_rows
@@ -166,7 +166,7 @@ def test_nothing_goes_out_where_all_was_cancelled(tmp_path):
         await queue.write(
             lambda db: deliveries.close(db, [row.id], State.CANCELLED, 1, "by request", State.BATCHING)
         )
-        return await queue.write(lambda db: batch_rows.flush(db, [row.id], False, 1, 0))
+        return await queue.write(lambda db: batch_rows.flush(db, [row.id], False, Now(1), 0))
 
     assert on_queue(tmp_path, work) is None
 

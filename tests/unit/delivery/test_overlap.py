@@ -4,6 +4,7 @@ import pytest
 from played import sink
 from scheduling import DAY, HOUR, MINDS, MINUTE, NOON, Host, beat, key, run
 
+from hostguard.core.clock import Now
 from hostguard.core.errors import Problem
 from hostguard.core.model import Config, Kind, Schedule, State
 from hostguard.delivery import message as intake
@@ -19,7 +20,7 @@ def minutely(**more):
 async def begin(host, row):
     """The row's turn begins."""
     host.manager.backlog.remove(row.id, row.mind, row.session)
-    await host.queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), host.now))
+    await host.queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), Now(host.now), {}))
 
 
 async def end(host, row):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from hostguard.core.model import Kind, State
 from hostguard.core.signals import MindWoken
 from hostguard.delivery import message as intake
 from hostguard.delivery import sleep
+from hostguard.store import deliveries
 from hostguard.store.settings import SLEEP, WOKEN, stored
 
 
@@ -206,6 +208,19 @@ def test_a_mind_wakes_at_its_time_also_if_the_clock_is_set(tmp_path):
         host.skew = 0
         await host.fall_asleep(until=now_ms() + 1000)
         await host.until(lambda: not host.asleep())  # by itself
+
+    on_host(tmp_path, work)
+
+
+@pytest.mark.parametrize("skew", [-6 * HOUR, 6 * HOUR])
+def test_a_mind_is_told_how_long_it_slept_whatever_the_clock_says(tmp_path, skew):
+    async def work(host):
+        await host.fall_asleep()
+        host.clock.passed, host.skew = HOUR + 125_000, skew
+        await host.wake()
+        [row] = await host.rows(Kind.WAKE)
+        _, raw = await host.queue.read(lambda db: deliveries.with_payload(db, row.id))
+        assert "You slept for 1 h 2 min " in json.loads(raw)["content"]
 
     on_host(tmp_path, work)
 

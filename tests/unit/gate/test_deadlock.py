@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hostguard.core.admission import decide
+from hostguard.core.clock import Now
 from hostguard.core.model import Fold, HostView, Kind, LiveTurn, MindView, Row, Start
 from hostguard.gate.deadlock import Situation, Wait, never_ending
 
@@ -107,7 +108,7 @@ class Model:
                 continue
             sessions.add((row.mind, row.session))
             queued = tuple(other for other in self.queued if other is not row)
-            verdict = decide(HostView(len(self.live), cap=self.cap), self.view(row.mind), row, 0)
+            verdict = decide(HostView(len(self.live), cap=self.cap), self.view(row.mind), row, Now(0))
             if isinstance(verdict, Start):
                 turn = LiveTurn(f"new{row.id}", row.mind, row.session, str(row.id))
                 in_turn = (*self.in_turn, (row.id, turn.unit))

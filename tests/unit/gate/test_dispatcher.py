@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from onqueue import acceptor, to
 from played import CRASH, MINDS, OK, playing
+from set_clock import SetClock
 
 from hostguard.core import outcome
-from hostguard.core.clock import now_ms
 from hostguard.core.model import Hold, Row, State
 from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
@@ -139,7 +139,7 @@ class Managed(RuleBasedStateMachine):
         backlog = self.manager.backlog
         for row in list(backlog._later_rows.values()):
             backlog.remove(row.id, row.mind, row.session)
-            self.manager.backlog.add(Row(row.id, row.mind, row.session), now_ms())
+            self.manager.backlog.add(Row(row.id, row.mind, row.session), SetClock().now())
         self.manager.pump()
 
     def running(self):

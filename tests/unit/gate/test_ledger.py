@@ -9,9 +9,10 @@ from dataclasses import fields, replace
 import pytest
 from onqueue import acceptor, message, on_queue, put, to
 from played import CRASH, OK, on_manager, parts
+from set_clock import SetClock
 
 from hostguard.core import paths
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.model import NOT_HELD, Hold, Kind, LiveTurn, Row, State, Waited
 from hostguard.core.outcome import Ending, Record
 from hostguard.core.outcome import turn_id as turn_id_of
@@ -69,7 +70,7 @@ def test_a_run_that_may_not_wait_is_offered_once(tmp_path, paused):
         await manager.parts.control.pause(None, paused)
         client = RunClient(os.getpid(), os.getuid())
         body, now = b'{"description":"x"}', now_ms()
-        new = New(to("a", kind=Kind.RUN), body, now - 50, key="k", expires_at=now - 40)
+        new = New(to("a", kind=Kind.RUN), body, now - 50, key="k", expires_at=now - 50)
         (row,) = (await acceptor(manager).store(new, client)).rows
         await manager.settled(5)
         await manager.queue.write(lambda db: None)
@@ -90,7 +91,7 @@ def test_a_row_expires_at_its_time(tmp_path):
         guard.ledger.remember(row)
         removed = []
         for now in (4_999, 5_000, 5_001):
-            guard.ledger.expired(now, (), lambda row, now=now: removed.append((now, row.id)) or True)
+            guard.ledger.expired(Now(now), (), lambda row, now=now: removed.append((now, row.id)) or True)
         assert removed == [(5_000, 1)]
 
     on_queue(tmp_path, work)
@@ -144,6 +145,8 @@ def test_what_becomes_of_a_row_whose_turn_is_over(
         await queue.write(lambda db: db.execute(mark, (attempts,)))
         row = await queue.read(lambda db: deliveries.get(db, 1))
         turn = Turn(LiveTurn("u", "a", "main", "t"), now_ms() - 500, Phase.ENDING, row)
+        now = guard.recovery._clock.now()
+        turn.started = now.of(now.ticks - 500)
         turn.record = Record(True, exit=0, account={"write_bytes": 7})
         assert exit_record.prepare(turn.live)
         guard.ledger.remember(replace(row, expires_at=0))
@@ -161,13 +164,12 @@ def test_what_becomes_of_a_row_whose_turn_is_over(
         if pause_s is None:
             assert again is None
             assert guard.ledger.attempts(1) == 0
-            assert guard.ledger.next_expiry() is None
+            assert guard.ledger.expires_in(Now(0)) is None
         else:
             assert (again.id, again.mind, again.session, again.kind) == (1, "a", "main", Kind.MESSAGE)
             assert guard.ledger.attempts(1) == after
             assert abs(again.not_before - (now_ms() + pause_s * 1000 if pause_s else 0)) < 500
-            assert guard.ledger.next_expiry() == 99
-            assert (1 in guard.ledger.tried) == (after > 0) or after == 0
+            assert guard.ledger.expires_in(Now(0)) == 99
         types = [event["type"] for event in guard.recent.kept(0)]
         assert types[:2] == {State.DONE: ["ended"], State.DEAD: ["ended", "dead"]}.get(
             state, ["failed"] if ending.failed else []
@@ -184,18 +186,22 @@ def test_a_row_given_back_keeps_every_field_of_it(tmp_path, ending):
     async def work(queue):
         guard = parts(queue)
         await put(queue, message("a", session="s", kind=Kind.SCRIPT, not_before=5))
-        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "t", 1))
+        await queue.write(lambda db: db.execute("UPDATE deliveries SET due = 8"))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "t", Now(1), {}))
         row = await queue.read(lambda db: deliveries.get(db, 1))
-        assert not [item.name for item in fields(Row) if getattr(row, item.name) in (item.default, None)]
-        assert row.row == Row(**{item.name: getattr(row, item.name) for item in fields(Row)})
+        stored = {item for item in fields(Row) if item.name != "since"}
+        assert not [item.name for item in stored if getattr(row, item.name) in (item.default, None)]
+        assert row.row == Row(**{item.name: getattr(row, item.name) for item in stored})
         live = LiveTurn.of(row.row, "u", "t")
         for name in {item.name for item in fields(LiveTurn)} & {item.name for item in fields(Row)} - {"id"}:
             assert getattr(live, name) == getattr(row, name)
         again = guard.ledger.settle(row, Turn(live, now_ms(), Phase.ENDING, row), ending, NOT_HELD)
-        assert replace(again, not_before=5) == row.row
+        assert replace(again, not_before=5, due=8) == row.row
         await queue.write(lambda db: None)
-        guard.backlog.load(await queue.read(deliveries.queued), now=0)
-        assert guard.backlog.due(again.not_before) == [again], "so does one that is read at the next start"
+        now = guard.recovery._clock.now()
+        guard.backlog.load(await queue.read(deliveries.queued), replace(now, date=0))
+        later = replace(now, date=again.not_before, ticks=now.ticks + 10_000)
+        assert guard.backlog.due(later) == [again], "so does one that is read at the next start"
 
     on_queue(tmp_path, work)
 
@@ -205,7 +211,7 @@ def test_a_run_comes_again_only_while_its_caller_waits_and_leaves_no_notice(tmp_
         guard = parts(queue)
         for id_ in (1, 2, 3):
             await put(queue, message("a", kind=Kind.RUN))
-            await queue.write(lambda db, i=id_: deliveries.mark_delivering(db, i, str(i), 1))
+            await queue.write(lambda db, i=id_: deliveries.mark_delivering(db, i, str(i), Now(1), {}))
         rows = [await queue.read(lambda db, i=i: deliveries.get(db, i)) for i in (1, 2, 3)]
         guard.run_clients._waiting[1] = (rows[0].row, None)
         back = Ending("dismissed", "", back=True)
@@ -226,7 +232,7 @@ def test_a_scripts_output_becomes_a_message(tmp_path):
     async def work(queue):
         guard = parts(queue)
         await put(queue, message("a", session="$script:x:main", kind=Kind.SCRIPT))
-        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", 1))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", Now(1), {}))
         row = await queue.read(lambda db: deliveries.get(db, 1))
         turn = Turn(LiveTurn("u", "a", row.session, "1"), now_ms(), Phase.ENDING, row)
         turn.record = Record(True, exit=0, output="hello")
@@ -240,26 +246,30 @@ def test_a_scripts_output_becomes_a_message(tmp_path):
 
 def test_a_row_that_began_waited_since_it_was_due(tmp_path):
     async def work(queue):
-        guard = parts(queue)
+        clock = SetClock()
+        guard = parts(queue, clock=clock)
         _, (row, other) = await put(queue, message("a", "b"))
-        turn = Turn(LiveTurn("u", "a", "main", "1"), 5_000, Phase.STARTING)
-        guard.ledger.hold_begins(row.row, Hold(Reason.MIND_BUSY, "x"), 2_000)
-        guard.ledger.hold_begins(row.row, Hold(Reason.PRESSURE, "y"), 3_000)
-        assert guard.ledger.held_since(1) == 2_000
-        assert guard.ledger.begin(row, turn, 5_000) == Waited(4_000, "x", Reason.MIND_BUSY)
-        assert guard.ledger.held_since(1) is None
-        assert guard.ledger.begin(other, turn, 5_000) == Waited(4_000, None)
-        guard.ledger.loaded = 2
-        assert guard.ledger.begin(replace(other, not_before=4_500), turn, 5_000) == Waited(
-            500, "the guard was restarted since", Reason.RESTART
-        )
-        assert guard.ledger.begin(replace(other, not_before=6_000), turn, 5_000) == Waited(0, None)
+        turn, since = Turn(LiveTurn("u", "a", "main", "1"), 5_000, Phase.STARTING), clock.now().stamp
+        guard.ledger.hold_begins(row.row, Hold(Reason.MIND_BUSY, "x"))
+        guard.ledger.hold_begins(row.row, Hold(Reason.PRESSURE, "y"))
+        clock.passed, clock.skew = 4_000, -60_000
+        waited = guard.ledger.begin(row, turn, since)
+        assert waited == (waited.ms, "x", Reason.MIND_BUSY, since)
+        assert 4_000 <= waited.ms < 9_000
+        waited = guard.ledger.begin(other, turn, since)
+        assert waited == (waited.ms, None, None, since)
         stored = await queue.write(lambda db: deliveries.get(db, 1))
-        assert (stored.state, stored.turn, stored.started_at) == (State.DELIVERING, "1", 5_000)
+        assert (stored.state, stored.turn) == (State.DELIVERING, "1")
+        assert abs(stored.started_at - clock.date()) < 5_000
+        assert clock.now().since(stored.started) < 5_000
+        assert stored.result == {
+            "held_ms": stored.result["held_ms"],
+            "held_for": "mind_busy",
+            "held_behind": "x",
+        }
         guard.ledger.confirm(row, turn)
         assert (await queue.write(lambda db: deliveries.get(db, 1))).posted_at > 0
-        types = [event["type"] for event in guard.recent.kept(0)]
-        assert types == ["held", "hold_ended", "hold_ended"]
+        assert [event["type"] for event in guard.recent.kept(0)] == ["held", "hold_ended"]
         guard.ledger.folded(other, turn, Waited(6, None))
         assert guard.recent.kept(0)[-1]["waited_ms"] == 6
 

@@ -9,7 +9,7 @@ from onqueue import message, on_queue, put
 from played import parts
 
 from hostguard.core import paths
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.model import Config, Kind, LiveTurn, Mind, Row, State
 from hostguard.core.units import turn_unit
 from hostguard.gate import recovery
@@ -57,7 +57,11 @@ class Left:
     async def row(self, mind="m", delivering=None, posted=False, **more):
         _, (row,) = await put(self.queue, message(mind, **more))
         if delivering is not None:
-            await self.queue.write(lambda db: deliveries.mark_delivering(db, row.id, delivering, now_ms()))
+            await self.queue.write(
+                lambda db: deliveries.mark_delivering(
+                    db, row.id, delivering, self.parts.recovery._clock.now(), {}
+                )
+            )
         if posted:
             await self.queue.write(lambda db: deliveries.mark_posted(db, row.id, delivering, now_ms()))
         return row.id
@@ -93,7 +97,7 @@ def test_a_turn_that_lives_goes_on(tmp_path, turns):
         assert (turn.delivery.id, turn.live.session, turn.phase) == (id_, "main", Phase.RUNNING)
         assert (turn.description, mind.name, turn.resident) == ("as listed", "m", None)
         assert not turn.live.takes_input
-        assert turn.begun is None, "it is timed by the wall clock"
+        assert turn.resumed
         assert abs(turn.since - now_ms()) < 10_000
         assert host.parts.live.by_id("1") is turn
         assert (host.queued(), (await host.now(id_)).state) == (0, State.DELIVERING)
@@ -110,7 +114,7 @@ def test_a_row_in_a_turn_does_not_expire_nor_wait_for_its_caller(tmp_path, turns
         host.live("m", "1")
         await host.recovered()
         assert host.parts.live.by_id("1").delivery.id == id_
-        assert host.parts.ledger.next_expiry() is None
+        assert host.parts.ledger.expires_in(Now(0)) is None
         assert host.parts.run_clients.unpark(id_) is None
 
     left(tmp_path, work)
@@ -285,7 +289,7 @@ def test_queued_rows_keep_their_kinds_attempts_and_expiry_and_runs_wait_for_thei
         first = host.parts.backlog.next()
         assert (first.id, first.kind) == (script, Kind.SCRIPT)
         assert host.parts.ledger.attempts(script) == 3
-        assert host.parts.ledger.next_expiry() == soon
+        assert host.parts.ledger.expires_in(Now(0)) == soon
         assert host.queued() == 1
         assert host.parts.run_clients.unpark(run).kind is Kind.RUN
         assert host.parts.ledger.loaded == run
@@ -330,7 +334,7 @@ def test_no_row_is_lost_while_the_backlog_is_asked_meanwhile(tmp_path, turns, mo
         async def poll():
             nonlocal asked
             while True:
-                host.parts.backlog.next_due()
+                host.parts.backlog.due_in(Now(0))
                 sizes.add(host.parts.backlog.later)
                 asked += 1
                 await asyncio.sleep(0)
@@ -343,7 +347,7 @@ def test_no_row_is_lost_while_the_backlog_is_asked_meanwhile(tmp_path, turns, mo
         found = []
         backlog: Backlog = host.parts.backlog
         assert backlog.later == rows
-        for row in backlog.due(far):
+        for row in backlog.due(Now(far)):
             found.append(row.id)
         assert found == list(range(1, rows + 1))
 

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hostguard.core.admission import decide
+from hostguard.core.clock import Now
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Start
 from hostguard.core.reasons import HOST, MIND, SESSION, Reason
 from hostguard.gate.backlog import Backlog
 
-NOW = 1_000_000
+NOW = Now(1_000_000, 5_000, 7)
 ROW = Row(7, "x", "main")
-RUN, LATER = Row(7, "x", "main", kind=Kind.RUN), Row(7, "x", "main", NOW + 1)
+RUN, LATER = Row(7, "x", "main", kind=Kind.RUN), Row(7, "x", "main", NOW.date + 1)
 OTHER = LiveTurn("u-other", "x", "other", "1")
 SAME = LiveTurn("u-same", "x", "main", "2")
 INPUT = LiveTurn("u-input", "x", "main", "3", takes_input=True)
@@ -30,8 +31,8 @@ TABLE = [
     ("mind paused", HostView(0), MindView("x", 1, paused=True), ROW, Reason.MIND_PAUSED),
     ("mind down", HostView(0), MindView("x", 1, down="x is down"), ROW, Reason.MIND_DOWN),
     ("asleep", HostView(0), MindView("x", 1, asleep=True), ROW, Reason.ASLEEP),
-    ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW + 1), Reason.NOT_DUE),
-    ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW), Start()),
+    ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW.date + 1), Reason.NOT_DUE),
+    ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW.date), Start()),
     ("bus lost", HostView(0, systemd=False), MindView("x", 1), ROW, Reason.NO_SYSTEMD),
     ("no writes", HostView(0, writes=False), MindView("x", 1), ROW, Reason.NO_WRITES),
     ("other session live", HostView(1), MindView("x", 1, live=(OTHER,)), ROW, Reason.MIND_BUSY),
@@ -103,7 +104,7 @@ class Gate(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.now = 1000
+        self.now = Now(1000, 1000, 7)
         self.ids = 0
         self.backlog = Backlog()
         self.naive = Naive()
@@ -130,7 +131,7 @@ class Gate(RuleBasedStateMachine):
     )
     def send(self, mind, session, delay, kind):
         self.ids += 1
-        row = Row(self.ids, mind, session, self.now + delay if delay else 0, kind)
+        row = Row(self.ids, mind, session, self.now.date + delay if delay else 0, kind)
         self.backlog.add(row, self.now)
         self.naive.rows[row.id] = row
 
@@ -141,7 +142,7 @@ class Gate(RuleBasedStateMachine):
         turn = self.live.pop(id_)
         self.backlog.touch(turn.mind, turn.session)
         if back:  # a failure: the row comes back with its old id
-            row = Row(id_, turn.mind, turn.session, self.now + 3, Kind.FILE)
+            row = Row(id_, turn.mind, turn.session, self.now.date + 3, Kind.FILE, self.now.in_(3))
             self.naive.rows[id_] = row
             if back == "later":
                 self.backlog.add(row, self.now)
@@ -172,26 +173,25 @@ class Gate(RuleBasedStateMachine):
         if who != "host":
             self.backlog.touch(who)
 
-    @rule()
-    def hasten(self):
-        late = {row.id for row in self.naive.rows.values() if row.kind is Kind.FILE and row.not_before}
-        self.backlog.hasten(late, self.now + 1, self.now)
-        for id_ in late | self.naive.kept:
-            row = self.naive.rows[id_]
-            if row.not_before > self.now + 1:
-                self.naive.rows[id_] = replace(row, not_before=self.now)
-
     @rule(by=st.integers(0, 10))
     def tick(self, by):
-        self.now += by
+        self.now = replace(self.now, date=self.now.date + by, ticks=self.now.ticks + by)
         due = self.backlog.due(self.now)
         assert [row.id for row in due] == sorted(row.id for row in due)
+
+    @rule(by=st.integers(-20, 20))
+    def set_the_clock(self, by):
+        """What was due stays so; a pause is neither longer nor shorter."""
+        for id_, row in self.naive.rows.items():
+            if not row.later(self.now):
+                self.naive.rows[id_] = replace(row, not_before=0, due=0)
+        self.now = replace(self.now, date=self.now.date + by)
 
     @rule()
     def restart(self):
         self.backlog = Backlog()
         rows = (self.naive.rows[i] for i in sorted(self.naive.rows))
-        stored = ((r.id, r.mind, r.session, r.not_before, r.kind) for r in rows)
+        stored = ((r.id, r.mind, r.session, r.not_before, r.kind, r.due, 1, 0) for r in rows)
         self.backlog.load(stored, self.now, self.naive.kept)
 
     @invariant()
@@ -220,9 +220,7 @@ class Gate(RuleBasedStateMachine):
         keys = [(turn.mind, turn.session) for turn in self.live.values()]
         assert len(keys) == len(set(keys))
         later = [
-            row
-            for row in self.naive.rows.values()
-            if row.not_before > self.now and row.id not in self.naive.kept
+            row for row in self.naive.rows.values() if row.later(self.now) and row.id not in self.naive.kept
         ]
         assert self.backlog.later == len(later)
         assert len(self.backlog) == len(self.naive.rows) - len(later)
@@ -254,9 +252,9 @@ def test_place_in_line_and_kind():
     backlog.remove(1, "x", "a")
     assert backlog.next() == Row(3, "x", "a")
     assert backlog.first("y") is backlog.first_in("y", "a") is None
-    backlog.add(Row(4, "z", "a", NOW + 10), NOW)
-    assert [backlog.due_by("z", NOW + after) for after in (9, 10, 11)] == [False, True, True]
-    assert [backlog.due_by(mind, NOW) for mind in ("x", "y")] == [True, False]
+    backlog.add(Row(4, "z", "a", NOW.date + 10), NOW)
+    assert [backlog.due_by("z", within, NOW) for within in (9, 10, 11)] == [False, True, True]
+    assert [backlog.due_by(mind, 0, NOW) for mind in ("x", "y")] == [True, False]
     assert (backlog.place(4, "y"), backlog.count("y")) == (1, 0)
 
 
@@ -286,9 +284,10 @@ def test_what_is_touched_again_and_again_takes_no_room():
 @pytest.mark.parametrize("kind", Kind)
 def test_a_row_keeps_its_kind_whether_it_is_due_or_not(kind):
     backlog = Backlog()
-    backlog.load([(1, "x", "a", 0, str(kind)), (2, "x", "b", NOW + 5, str(kind))], NOW)
+    at, later = NOW.date + 5, replace(NOW, date=NOW.date + 5, ticks=NOW.ticks + 5)
+    backlog.load([(1, "x", "a", 0, str(kind), 0, 1, 0), (2, "x", "b", at, str(kind), 0, 1, 0)], NOW)
     assert backlog.first_in("x", "a") == backlog.next() == Row(1, "x", "a", kind=kind)
-    assert backlog.due(NOW + 5) == backlog.fresh() == [Row(2, "x", "b", NOW + 5, kind)]
+    assert backlog.due(later) == backlog.fresh() == [Row(2, "x", "b", at, kind)]
     assert backlog.first_in("x", "b") == Row(2, "x", "b", kind=kind)
     backlog.remove(2, "x", "b")
     backlog.add(Row(2, "x", "b"), NOW)
@@ -299,7 +298,7 @@ def test_a_row_given_back_holds_its_session_until_it_is_due_or_gone():
     backlog = Backlog()
     for id_, session in ((2, "a"), (3, "b"), (4, "a")):
         backlog.add(Row(id_, "x", session), NOW)
-    first = Row(1, "x", "a", NOW + 5)
+    first = Row(1, "x", "a", NOW.date + 5, due=NOW.in_(5))
     backlog.give_back(first, NOW)
     assert backlog.next() == backlog.first_in("x", "a") == backlog.first("x") == first
     assert backlog.paused("x", "a") == first
@@ -308,13 +307,15 @@ def test_a_row_given_back_holds_its_session_until_it_is_due_or_gone():
     backlog.park(first, SESSION)
     assert backlog.next() == Row(3, "x", "b"), "other sessions go on"
     assert [row.id for row in backlog.fresh()] == [2, 3, 4], "the rest of it is no news yet"
-    assert (backlog.next_due(), backlog.due(NOW + 4)) == (NOW + 5, [])
+    soon, due = replace(NOW, ticks=NOW.ticks + 4), replace(NOW, ticks=NOW.ticks + 5)
+    assert (backlog.due_in(NOW), backlog.due(soon)) == (5, [])
     backlog.touch("x", "a")
     assert backlog.next() == first, "it stays the first, whatever is offered again"
     backlog.park(first, SESSION)
-    assert backlog.due(NOW + 5) == [first]
+    assert backlog.due(due) == [first]
     assert backlog.next() == Row(1, "x", "a")
-    assert backlog.paused("x", "a") is backlog.next_due() is None
+    assert backlog.next().since == first.due, "it waits since it came due"
+    assert backlog.paused("x", "a") is backlog.due_in(due) is None
 
     backlog.remove(1, "x", "a")
     backlog.give_back(first, NOW)
@@ -323,6 +324,6 @@ def test_a_row_given_back_holds_its_session_until_it_is_due_or_gone():
     assert backlog.remove(1, "x", "a"), "cancelled, or expired"
     assert backlog.next() == Row(2, "x", "a")
     assert backlog.fresh() == [Row(2, "x", "a")], "a live turn may take it"
-    assert backlog.next_due() is None
-    backlog.give_back(Row(1, "x", "a", NOW), NOW)
-    assert (backlog.next(), backlog.fresh()) == (Row(1, "x", "a"), [Row(1, "x", "a", NOW)])
+    assert backlog.due_in(NOW) is None
+    backlog.give_back(Row(1, "x", "a", NOW.date), NOW)
+    assert (backlog.next(), backlog.fresh()) == (Row(1, "x", "a"), [Row(1, "x", "a", NOW.date)])

@@ -13,7 +13,7 @@ from onqueue import message, on_queue, put
 from played import CONFIG, Played, managed, parts
 
 from hostguard.core import paths
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now
 from hostguard.core.model import Delivery, Limits, State
 from hostguard.core.payload import describe
 from hostguard.core.signals import SessionChanged
@@ -131,8 +131,8 @@ def test_a_turn_takes_its_slot_and_then_its_row(tmp_path):
     async def work(guard, row):
         changes = []
         guard.session_changed.subscribe(changes.append)
-        guard.backlog.add(row.row, 0)
-        assert guard.starter.begin(row.row, 123_456)
+        guard.backlog.add(row.row, Now(0))
+        assert guard.starter.begin(row.row, Now(123_456))
         (turn,) = guard.live
         assert (turn.live.id, turn.live.unit) == ("1.2", "hostguard-turn-a-1.2.scope")
         assert (turn.phase, turn.since, turn.driver) == (Phase.STARTING, 123_456, guard.driver)
@@ -140,16 +140,16 @@ def test_a_turn_takes_its_slot_and_then_its_row(tmp_path):
         assert (turn.live.mind, turn.live.session) == ("a", "main")
         assert changes == [SessionChanged("a", "main", True)]
         assert guard.backlog.count("a") == 0
-        assert not guard.starter.begin(row.row, 0), "a unit of that name is live"
+        assert not guard.starter.begin(row.row, Now(0)), "a unit of that name is live"
         await guard.tasks.settled(5)
         [(_, mind, stored, raw)] = guard.driver.started
         assert (mind.name, stored.id, stored.attempts, raw) == ("a", 1, 2, b'{"content":"x"}')
         assert turn.delivery is stored
         assert (turn.max_turn, turn.phase) == (9, Phase.RUNNING)
         assert turn.description == describe(stored, raw)
-        assert turn.waited.ms == 123_456 - stored.created_at
+        assert turn.waited == (0, None, None, 0)
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
-        assert (now.state, now.turn, now.started_at) == (State.DELIVERING, "1.2", 123_456)
+        assert (now.state, now.turn, now.started_at) == (State.DELIVERING, "1.2", now.started_at)
         [event] = [event for event in guard.recent.kept(0) if event["type"] == "started"]
         assert (event["turn"], event["delivery"], event["unit"]) == ("1.2", 1, turn.live.unit)
         assert event["waited_ms"] == turn.waited.ms
@@ -162,7 +162,7 @@ def test_a_turn_takes_its_slot_and_then_its_row(tmp_path):
 def test_a_driver_that_fails_ends_the_turn_as_failed(tmp_path, error):
     async def work(guard, row):
         guard.driver.fails = error
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         await guard.tasks.settled(5)
         assert len(guard.live) == 0
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
@@ -179,7 +179,7 @@ def test_a_fault_before_the_row_is_read_leaves_it_as_it_was(tmp_path):
             raise RuntimeError("a fault")
 
         guard.ledger.fetch = fetch
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         await guard.tasks.settled(5)
         assert (len(guard.live), guard.driver.started) == (0, [])
         assert guard.backlog.paused("a", "main").id == 1
@@ -192,7 +192,7 @@ def test_a_fault_before_the_row_is_read_leaves_it_as_it_was(tmp_path):
 def test_one_that_fails_once_its_turn_runs_is_left_to_run(tmp_path):
     async def work(guard, row):
         guard.driver.fails = RuntimeError("late")
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         (turn,) = guard.live
         await asyncio.sleep(0)
         turn.phase = Phase.RUNNING
@@ -206,7 +206,7 @@ def test_a_start_that_is_cancelled_as_the_guard_stops_is_the_next_ones(tmp_path)
     async def work(guard, row):
         guard.driver.fails = asyncio.CancelledError()
         guard.dispatcher.close()
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         await guard.tasks.settled(5)
         assert len(guard.live) == 1
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
@@ -218,7 +218,7 @@ def test_a_start_that_is_cancelled_as_the_guard_stops_is_the_next_ones(tmp_path)
 def test_a_row_that_ended_meanwhile_starts_nothing(tmp_path):
     async def work(guard, row):
         await guard.queue.write(lambda db: deliveries.close(db, [1], State.CANCELLED, 1, ""))
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         await guard.tasks.settled(5)
         assert (len(guard.live), guard.driver.started, guard.backlog.total("a")) == (0, [], 0)
 
@@ -228,10 +228,10 @@ def test_a_row_that_ended_meanwhile_starts_nothing(tmp_path):
 def test_without_a_record_the_row_comes_again_unmarked(tmp_path):
     async def work(guard, row):
         guard.driver.prepared = False
-        guard.starter.begin(row.row, 1)
+        guard.starter.begin(row.row, Now(1))
         await guard.tasks.settled(5)
         now = await guard.queue.write(lambda db: deliveries.get(db, 1))
         assert (now.state, now.turn, guard.backlog.paused("a", "main").id) == (State.QUEUED, None, 1)
-        assert 0 < guard.backlog.next_due() - now_ms() <= 1_000
+        assert 0 < guard.backlog.due_in(guard.recovery._clock.now()) <= 1_000
 
     begun(tmp_path, work)

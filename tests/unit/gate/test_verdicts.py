@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onqueue import message, on_queue, put
 from played import OK, Played, parts
+from set_clock import SetClock
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.model import Config, Fold, Kind, LiveTurn, Mind, Row, Start
 from hostguard.core.outcome import Ending
 from hostguard.core.reasons import Reason
@@ -81,7 +83,7 @@ def hosted(queue, live, flags, cap, mind_cap):
         assert guard.gate.verdict(row) == Start(), "only what the gate lets through is begun"
         guard.rows.take(row)
         turn = LiveTurn(f"t{row.id}.scope", row.mind, row.session, str(row.id))
-        guard.live.add(Turn(turn, now, Phase.RUNNING, driver=guard.driver))
+        guard.live.add(Turn(turn, now.date, Phase.RUNNING, driver=guard.driver))
         guard.begun.append(row.id)
         return True
 
@@ -96,15 +98,18 @@ def hosted(queue, live, flags, cap, mind_cap):
 )  # fmt: skip
 def test_what_the_gate_says_is_what_happens(rows, live, flags, cap, mind_cap, waits, loaded):
     async def work(queue):
-        guard, now = hosted(queue, live, flags, cap, mind_cap), now_ms()
+        guard = hosted(queue, live, flags, cap, mind_cap)
+        now = guard.recovery._clock.now()
         made = []
         for at, (mind, session, kind, late) in enumerate(rows, 1):
-            made.append(Row(at, mind, session, now + 10**7 if late else 0, kind))
+            made.append(Row(at, mind, session, now.date + 10**7 if late else 0, kind))
             if kind is Kind.RUN and waits:
                 guard.run_clients._waiting[at] = (made[-1], Played(None))
         guard.run_clients.tell = lambda id_, event: None
         if loaded:
-            guard.backlog.load([(r.id, r.mind, r.session, r.not_before, str(r.kind)) for r in made], now)
+            guard.backlog.load(
+                [(r.id, r.mind, r.session, r.not_before, str(r.kind), 0, 1, 0) for r in made], now
+            )
         else:
             for row in made:
                 guard.backlog.add(row, now)
@@ -130,7 +135,7 @@ def test_what_the_gate_says_is_what_happens(rows, live, flags, cap, mind_cap, wa
                 assert (row.kind, verdict.reason) == (Kind.RUN, Reason.CALLER_AWAY), (
                     "it is parked with its caller"
                 )
-                assert guard.run_clients.unpark(row.id) == row
+                assert replace(guard.run_clients.unpark(row.id), since=0) == row
         fed = len(guard.driver.fed)
         before = list(guard.begun)
         guard.dispatcher.pump()
@@ -164,7 +169,7 @@ def test_a_fault_in_one_row_stops_no_other(guarded, caplog):
 
         guard.starter.begin = fails
         for id_, mind in enumerate("aab", 1):
-            guard.backlog.add(Row(id_, mind, "s"), now_ms())
+            guard.backlog.add(Row(id_, mind, "s"), SetClock().now())
         guard.dispatcher.pump()
         assert guard.begun == [3]
         assert "row 1 cannot be offered to the gate" in caplog.text
@@ -181,10 +186,10 @@ def test_a_fault_in_one_row_stops_no_other(guarded, caplog):
 def test_a_row_whose_unit_is_live_waits_a_second(guarded):
     async def work(guard):
         guard.starter.begin = lambda row, now: False
-        guard.backlog.add(Row(1, "a", "s"), now_ms())
+        guard.backlog.add(Row(1, "a", "s"), SetClock().now())
         guard.dispatcher.pump()
         assert guard.backlog.paused("a", "s").id == 1
-        assert 0 < guard.backlog.next_due() - now_ms() <= 1_000
+        assert 0 < guard.backlog.due_in(guard.recovery._clock.now()) <= 1_000
         assert guard.dispatcher._timer.when() - guard.dispatcher._timer._loop.time() <= 1.1
 
     guarded(work)
@@ -218,7 +223,7 @@ def test_every_row_of_a_turn_is_accounted_for(guarded):
         turn.folded = [(rows[1], turn.waited), (rows[2], turn.waited)]
         guard.live.add(turn)
         for row in rows:
-            await guard.queue.write(lambda db, i=row.id: deliveries.mark_delivering(db, i, "1", 1))
+            await guard.queue.write(lambda db, i=row.id: deliveries.mark_delivering(db, i, "1", Now(1), {}))
         guard.scopes.free(turn, Ending("refused", "no", failed=True))
         assert (guard.backlog.count("a"), guard.backlog.paused("a", "s").id) == (3, 1)
         await guard.queue.write(lambda db: None)
@@ -234,9 +239,9 @@ def test_a_row_that_folds_is_fed_at_once_whatever_is_paused(guarded, paused):
         guard.live.add(Turn(LiveTurn("x.scope", "a", "s", "9", True), 0, Phase.RUNNING, driver=guard.driver))
         if paused:
             guard.settings.use(PAUSE.to("", True))
-        guard.backlog.add(Row(1, "b", "s"), now_ms())
-        guard.backlog.add(Row(2, "a", "s"), now_ms())
-        guard.backlog.add(Row(3, "b", "t", now_ms() + 10**6), now_ms())
+        guard.backlog.add(Row(1, "b", "s"), SetClock().now())
+        guard.backlog.add(Row(2, "a", "s"), SetClock().now())
+        guard.backlog.add(Row(3, "b", "t", now_ms() + 10**6), SetClock().now())
         guard.dispatcher.pump()
         held = [event["delivery"] for event in guard.recent.kept(0) if event["type"] == "held"]
         assert held == ([1] if paused else []), "what only has to come due is not held"
@@ -252,7 +257,7 @@ def test_a_mind_that_is_up_again_is_offered_its_rows_and_turns(guarded):
         guard.live.add(Turn(LiveTurn("x.scope", "a", "t", "9", True), 0, Phase.RUNNING, driver=guard.driver))
         guard.settings.use(LIMIT.to("mind_concurrent_turns", {"value": 2, "boot": None}))
         guard.availability.note("a", "nobody listens")
-        guard.backlog.add(Row(1, "a", "s"), now_ms())
+        guard.backlog.add(Row(1, "a", "s"), SetClock().now())
         guard.dispatcher.pump()
         assert (guard.begun, guard.driver.fed) == ([], [])
         guard.availability.up("a")
@@ -269,7 +274,7 @@ def test_a_pause_of_a_mind_that_is_down_ends_by_itself(guarded, monkeypatch):
 
     async def work(guard):
         guard.availability.note("a", "nobody listens")
-        guard.backlog.add(Row(1, "a", "s"), now_ms())
+        guard.backlog.add(Row(1, "a", "s"), SetClock().now())
         guard.dispatcher.pump()
         assert guard.begun == []
         await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from set_clock import SetClock
 from until import until
 
 from hostguard.core.clock import now_ms
@@ -66,9 +67,18 @@ class Host:
         freezer = Freezer(self.live, systemd, events, Signal())
         redrive = Signal[Redrive]()
         redrive.subscribe(self.pump)
-        self.recorder = TimelineRecorder(queue, self.backlog)
+        self.clock = SetClock()
+        self.recorder = TimelineRecorder(queue, self.backlog, self.clock)
         self.monitor = Monitor(
-            self.live, systemd, caps, events, self.recorder, freezer, Throttle(systemd, Signal()), redrive
+            self.live,
+            systemd,
+            caps,
+            events,
+            self.recorder,
+            freezer,
+            Throttle(systemd, Signal()),
+            redrive,
+            self.clock,
         )
         self.disk = Played()
 
@@ -142,7 +152,7 @@ def test_a_stall_is_reported_and_the_gate_is_asked_again_when_it_may_start_more(
         )
         assert [text.rpartition("; ")[2] for text in host.reported] == ["cap 4 -> 2", "cap 2 -> 1"]
         assert [(one.level, one.cap) for one in host.monitor.changes] == [("stalled", 2), ("stalled", 1)]
-        assert host.monitor.since_ms == pytest.approx(host.monitor.changes[0].at, abs=50)
+        assert host.monitor.since_ms == pytest.approx(host.monitor.shown_changes()[0]["at"], abs=50)
         noted = host.recorder.timeline
         assert noted.known()[-1].seen.cap == 1, "the lower of what is configured and what pressure admits"
         pumps = host.pumps

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from onqueue import message, on_queue, put, to
 
-from hostguard.core.model import PENDING, Kind, State
+from hostguard.core.clock import Now
+from hostguard.core.model import PENDING, Kind, Row, State
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New, WrongState
 
@@ -20,7 +21,7 @@ async def get(queue, id_):
 
 
 async def begun(queue, id_, turn=None, now=7):
-    await queue.write(lambda db: deliveries.mark_delivering(db, id_, turn or str(id_), now))
+    await queue.write(lambda db: deliveries.mark_delivering(db, id_, turn or str(id_), Now(now), {}))
 
 
 def test_a_row_that_is_final_from_the_start_has_its_end(tmp_path):
@@ -101,11 +102,12 @@ def test_the_backlog_gets_queued_messages_and_the_special_rows_apart(tmp_path):
             message("again"), message("live"), message("ended"),
         )  # fmt: skip
         await begun(queue, 4)
-        await queue.write(lambda db: deliveries.give_back(db, 4, "4", 1, 0, {}))
+        await queue.write(lambda db: deliveries.give_back(db, 4, "4", 1, Row(0, "", "", 0), {}))
         await begun(queue, 5)
         await queue.write(lambda db: deliveries.close(db, [6], State.CANCELLED, 1, "x"))
         assert await queue.read(lambda db: list(deliveries.queued(db))) == [
-            (1, "plain", "main", 5, "message"), (3, "expires", "main", 0, "message"), (4, "again", "main", 0, "message"),
+            (1, "plain", "main", 5, "message", 0, 1000, 0), (3, "expires", "main", 0, "message", 0, 1000, 0),
+            (4, "again", "main", 0, "message", 0, 1000, 0),
         ]  # fmt: skip
         assert sorted(row.id for row in await queue.read(deliveries.special)) == [2, 3, 4, 5]
 
@@ -138,7 +140,12 @@ def test_a_row_given_back_is_as_before_its_turn_but_for_its_attempts(tmp_path):
         await stored(queue, message())
         await begun(queue, 1)
         await queue.write(lambda db: deliveries.mark_posted(db, 1, "1", 8))
-        assert await queue.write(lambda db: deliveries.give_back(db, 1, "1", 2, 99, {"why": "down"})) is True
+        assert (
+            await queue.write(
+                lambda db: deliveries.give_back(db, 1, "1", 2, Row(0, "", "", 99), {"why": "down"})
+            )
+            is True
+        )
         row = await get(queue, 1)
         assert (row.state, row.turn, row.started_at, row.posted_at) == (State.QUEUED, None, 0, 0)
         assert (row.attempts, row.not_before, row.result) == (2, 99, {"why": "down"})
@@ -177,7 +184,7 @@ def test_a_retry_begins_anew(tmp_path):
         await begun(queue, 1)
         await queue.write(lambda db: deliveries.mark_posted(db, 1, "1", 8))
         await queue.write(lambda db: deliveries.finish(db, 1, "1", State.DEAD, 10, 11, {"exit": 1}))
-        row = await queue.write(lambda db: deliveries.retry(db, 1, 60))
+        row = await queue.write(lambda db: deliveries.retry(db, 1, Now(60)))
         assert row == await get(queue, 1)
         assert (row.state, row.turn, row.started_at, row.posted_at) == (State.QUEUED, None, 0, 0)
         assert (row.ended_at, row.attempts, row.not_before, row.expires_at, row.result) == (0, 0, 60, 0, {})
@@ -194,7 +201,7 @@ def test_a_run_a_batched_row_and_one_that_has_not_ended_are_not_tried_again(tmp_
         await stored(queue, message(kind=kind))
         await queue.write(lambda db: db.execute("UPDATE deliveries SET state = ?", (state,)))
         with pytest.raises(WrongState) as refused:
-            await queue.write(lambda db: deliveries.retry(db, 1, 5))
+            await queue.write(lambda db: deliveries.retry(db, 1, Now(5)))
         assert refused.value.args == (State(state),)
         assert (await get(queue, 1)).state == state
 

@@ -6,7 +6,8 @@ import pytest
 from onqueue import message, on_queue, put, to
 from until import until
 
-from hostguard.core.model import State
+from hostguard.core.clock import Now
+from hostguard.core.model import Row, State
 from hostguard.delivery import batch_rows, quarantine_rows
 from hostguard.delivery.quarantine_rows import Move
 from hostguard.store import deliveries, history
@@ -29,7 +30,7 @@ def synchronous(db):
 
 
 def begin(queue, id_):
-    return queue.write(lambda db: deliveries.mark_delivering(db, id_, str(id_), 1), durable=False)
+    return queue.write(lambda db: deliveries.mark_delivering(db, id_, str(id_), Now(1), {}), durable=False)
 
 
 def finish(queue, id_, state=State.DONE):
@@ -88,7 +89,7 @@ async def _dropped(queue, id_):
 
 async def _batched(queue, id_):
     await queue.write(lambda db: db.execute("UPDATE deliveries SET state = 'batching' WHERE id = ?", (id_,)))
-    await queue.write(lambda db: batch_rows.flush(db, [id_], False, 1, 0))
+    await queue.write(lambda db: batch_rows.flush(db, [id_], False, Now(1), 0))
 
 
 async def _archived(queue, id_):
@@ -122,7 +123,9 @@ def test_what_has_not_ended_does_not_count(tmp_path, monkeypatch):
         for _ in range(3):
             (row,) = (await put(queue, message()))[1]
             await begin(queue, row.id)
-            await queue.write(lambda db, id_=row.id: deliveries.give_back(db, id_, str(id_), 1, 0, {}))
+            await queue.write(
+                lambda db, id_=row.id: deliveries.give_back(db, id_, str(id_), 1, Row(0, "", "", 0), {})
+            )
             await begin(queue, row.id)
             await finish(queue, row.id, State.DEAD)
         assert await ended(queue) == 2

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from onqueue import message, on_queue, put, to
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.model import Kind, State
 from hostguard.store import deliveries, keys
 from hostguard.store.deliveries import KeyReused, New
@@ -22,7 +22,7 @@ WEEK_MS = 7 * 24 * 3_600_000
 async def ended(queue, new, state=State.DONE, result=None):
     """Store a message and end it, in a turn; its row."""
     (row,) = (await put(queue, new))[1]
-    await queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), 1))
+    await queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), Now(1), {}))
     result = (
         {"outcome": "exited", "exit": 0, "reason": "exit status 0", "run_ms": 5} if result is None else result
     )
@@ -165,7 +165,7 @@ def test_a_row_that_is_tried_again_keeps_its_key(tmp_path):
     async def work(queue):
         new = message(key="k", expires_at=9, request={"content": "x", "expires_at": 9})
         row = await ended(queue, new, State.CANCELLED)
-        await queue.write(lambda db: deliveries.retry(db, row.id, 77))
+        await queue.write(lambda db: deliveries.retry(db, row.id, Now(77)))
         [again], fresh = await put(queue, new)
         assert (again.state, again.not_before, fresh) == (State.QUEUED, 77, [])
         await queue.write(lambda db: deliveries.close(db, [row.id], State.CANCELLED, 3, "x"))

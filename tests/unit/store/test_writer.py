@@ -10,7 +10,8 @@ import threading
 import pytest
 from onqueue import message, on_queue, put
 
-from hostguard.core.model import Kind, State
+from hostguard.core.clock import Now
+from hostguard.core.model import Kind, Row, State
 from hostguard.store import deliveries, writer
 from hostguard.store.deliveries import Full, KeyReused, WrongState
 from hostguard.store.history import trim
@@ -46,8 +47,8 @@ def test_rows_and_ids_survive(tmp_path):
 
     async def second(queue):
         assert await queue.read(lambda db: list(deliveries.queued(db))) == [
-            (1, "a", "main", 0, "message"),
-            (2, "b", "main", 0, "message"),
+            (1, "a", "main", 0, "message", 0, 1000, 0),
+            (2, "b", "main", 0, "message", 0, 1000, 0),
         ]
         rows, _ = await put(queue, message("c"))
         assert rows[0].id == 3
@@ -168,10 +169,10 @@ def test_a_waiting_write_can_be_withdrawn_and_a_taken_one_not(tmp_path):
 def test_late_and_foreign_ends_change_nothing(tmp_path):
     async def work(queue):
         await put(queue, message())
-        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", 5))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", Now(5), {}))
         for end in (
             lambda db: deliveries.finish(db, 1, "1.1", State.DONE, 0, 9, {}),
-            lambda db: deliveries.give_back(db, 1, "1.1", 1, 0, {}),
+            lambda db: deliveries.give_back(db, 1, "1.1", 1, Row(0, "", "", 0), {}),
         ):
             assert await queue.write(end) is False
         assert (await queue.read(lambda db: deliveries.get(db, 1))).state is State.DELIVERING
@@ -187,11 +188,11 @@ def test_retry_takes_ended_rows_only(tmp_path):
     async def work(queue):
         await put(queue, message())
         with pytest.raises(WrongState):
-            await queue.write(lambda db: deliveries.retry(db, 1, 5))
+            await queue.write(lambda db: deliveries.retry(db, 1, Now(5)))
         with pytest.raises(WrongState):
-            await queue.write(lambda db: deliveries.retry(db, 77, 5))
+            await queue.write(lambda db: deliveries.retry(db, 77, Now(5)))
         assert await queue.write(lambda db: deliveries.close(db, [1], State.CANCELLED, 5, "x")) == [1]
-        assert (await queue.write(lambda db: deliveries.retry(db, 1, 7))).state is State.QUEUED
+        assert (await queue.write(lambda db: deliveries.retry(db, 1, Now(7)))).state is State.QUEUED
 
     on_queue(tmp_path, work)
 

@@ -8,6 +8,7 @@ from played import CRASH, EXIT_3, OK, on_manager
 from scrapes import CONFIG, end, send
 
 from hostguard.core import outcome
+from hostguard.core.clock import Now
 from hostguard.core.model import State
 from hostguard.store import deliveries, failures
 from hostguard.telemetry.health import Health
@@ -58,7 +59,7 @@ def test_the_last_one_says_why(tmp_path):
 async def stored(queue, mind, state, result, attempts=0):
     """A row of the mind that ended so."""
     (row,) = (await put(queue, message(mind)))[1]
-    await queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), 5))
+    await queue.write(lambda db: deliveries.mark_delivering(db, row.id, str(row.id), Now(5), {}))
     await queue.write(lambda db: deliveries.finish(db, row.id, str(row.id), state, attempts, 9, result))
     return row.id
 

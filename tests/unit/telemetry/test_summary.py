@@ -115,7 +115,7 @@ def stored(*rows: Ended) -> Any:
 
 
 def late(name: str) -> Ended:
-    return ended(name, 0, 0)._replace(started_at=now_ms() - 2000, ended_at=now_ms() - 1000)
+    return ended(name, 0, 0)._replace(run_ms=1000, ended_at=now_ms() - 1000)
 
 
 def test_while_the_disk_does_not_answer_what_was_read_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

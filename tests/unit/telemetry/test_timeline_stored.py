@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from onqueue import on_queue
+from set_clock import SetClock
 from test_timeline import T0, TEN
 
 from hostguard.core.settings import Level
@@ -22,20 +23,19 @@ from hostguard.telemetry.timeline import Incident, Point, Seen, Trouble
 class Host:
     """A recorder on a real store; its clock runs as the test says."""
 
-    def __init__(self, queue: Any) -> None:
+    def __init__(self, queue: Any, clock: SetClock) -> None:
         self.queue, self.level = queue, Level.CALM
-        self.notes = timeline_recorder.TimelineRecorder(queue, range(3))
+        self.notes = timeline_recorder.TimelineRecorder(queue, range(3), clock)
 
     def note(self, await_ms: int | None = None) -> None:
         self.notes.note(self.level, 4, 2, Trouble("e", 4), await_ms)
 
 
 def on_recorder(path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> Any:
-    clock = SimpleNamespace(now=T0)
-    monkeypatch.setattr(timeline_recorder, "now_ms", lambda: clock.now)
+    clock = SetClock(T0)
 
     async def with_queue(queue: Any) -> Any:
-        host = Host(queue)
+        host = Host(queue, clock)
         return await work(host.notes, host, clock)
 
     return on_queue(path, with_queue)
@@ -52,23 +52,23 @@ async def stored(host: Host) -> tuple[list[Point], list[Incident]]:
 def test_it_is_stored_seldom_while_calm_and_never_in_trouble(tmp_path, monkeypatch):
     async def work(notes, host, clock):
         host.note(5)
-        clock.now += timeline_recorder.STORE_MS - 1
+        clock.passed += timeline_recorder.STORE_MS - 1
         host.note(5)
         assert await stored(host) == ([], [])
         host.level = Level.STALLED
-        clock.now += timeline_recorder.STORE_MS
+        clock.passed += timeline_recorder.STORE_MS
         host.note()
         assert notes.store() is None
         assert await stored(host) == ([], [])
         host.level = Level.CALM
-        clock.now += 1000
+        clock.passed += 1000
         host.note()
         points, incidents = await stored(host)
         assert [point.first for point in points] == [True] + [False] * (len(points) - 1)
         assert points[0].seen == Seen(0, 4, 2, 3, 5)
         assert incidents == [*notes.timeline.incidents]
-        assert incidents[0].until == clock.now
-        clock.now += 60_000
+        assert incidents[0].until == clock.date()
+        clock.passed += 60_000
         host.note(5)
         assert len((await stored(host))[0]) == len(points)
         host.queue.trouble = "full"
@@ -84,10 +84,37 @@ def test_what_did_not_change_is_not_stored_again(tmp_path, monkeypatch):
     async def work(notes, host, clock):
         host.note(5)
         await notes.store()
-        clock.now += 2 * timeline_recorder.STORE_MS
+        clock.passed += 2 * timeline_recorder.STORE_MS
         host.note()
         await stored(host)
         assert notes.store() is None
+
+    on_recorder(tmp_path, monkeypatch, work)
+
+
+@pytest.mark.parametrize("jump", [-6 * 3_600_000, 6 * 3_600_000])
+def test_a_clock_that_is_set_in_an_incident_makes_it_no_longer(tmp_path, monkeypatch, jump):
+    async def work(notes, host, clock):
+        host.note(5)
+        await notes.store()
+        host.level = Level.STALLED
+        clock.passed += 60_000
+        host.note()
+        clock.passed += 2_000
+        clock.skew = jump
+        host.note()
+        clock.passed += 2_000
+        host.level = Level.CALM
+        host.note()
+        await notes.store()
+        points, incidents = await stored(host)
+        [one] = notes.timeline.incidents
+        assert (one.until - one.at, one.until) == (4_000, clock.date())
+        assert incidents == [one], "it is stored once"
+        dates = [point.at for point in notes.timeline.points]
+        assert dates == sorted(dates)
+        assert all(0 <= clock.date() - at <= 80_000 for at in dates), "all have the date that they had had"
+        assert points
 
     on_recorder(tmp_path, monkeypatch, work)
 
@@ -180,11 +207,12 @@ def test_the_rows_of_ended_turns_tell_which_began_one(tmp_path):
         db.executemany(
             "INSERT INTO deliveries (id, mind, session, state, kind, created_at, not_before, expires_at, payload,"
             " result, turn, started_at, ended_at, attempts) VALUES (?1, 'm', 's', ?2, 'message', 1, 0, 0, 1,"
-            ' \'{"held_ms": 4, "held_for": "mind_busy", "cpu_ms": null}\', ?3, ?4, ?5, ?6)',
+            ' \'{"held_ms": 4, "held_for": "mind_busy", "cpu_ms": null, "run_ms": 4}\', ?3, ?4, ?5, ?6)',
             rows,
         )
         found = timeline_rows.ended(db, 3)
-    assert [(row.starts, row.started_at, row.failed) for row in found] == [
-        (True, 5, 0), (False, 6, 0), (True, 7, 3), (False, 7, 0),
+    assert [(row.starts, row.ended_at, row.failed) for row in found] == [
+        (True, 9, 0), (False, 9, 0), (True, 9, 3), (False, 9, 0),
     ]  # fmt: skip
+    assert found[0].run_ms == 4
     assert found[0][5:] == (4, "mind_busy", None, None, None)

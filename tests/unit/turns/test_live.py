@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from hostguard.core.clock import Now
 from hostguard.core.model import NOT_HELD, LiveTurn
 from hostguard.core.outcome import ACCOUNT, backoff
 from hostguard.turns import availability, exit_record
@@ -53,10 +52,15 @@ def test_a_turns_rows_and_time():
     one.delivery = "row"
     one.folded = [("more", NOT_HELD)]
     assert one.rows == [("row", NOT_HELD), ("more", NOT_HELD)]
-    one.since = int(time.time() * 1000) - 5_000
-    assert 5 <= one.ran_s < 60
-    one.begun = time.monotonic() - 100
-    assert 100 <= one.ran_s < 160
+    begun, now = Now(0, 1_000, 7), Now(10**9, 6_000, 7)
+    one.started = begun.stamp
+    assert (one.ran_ms(now), one.ran_s) == (5_000, 0)
+    one.over(now)
+    assert (one.ran_ms(Now(0, 60_000, 7)), one.ran_s) == (5_000, 5), "it ends once"
+    one.over(now, Now(0, 3_000, 7).stamp)
+    assert (one.ran_ms(now), one.ran_s) == (2_000, 2)
+    one.ended = None
+    assert one.ran_ms(now) is None, "nobody knows"
 
 
 def test_a_mind_that_is_down_is_tried_again_after_a_pause(monkeypatch):

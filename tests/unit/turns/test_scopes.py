@@ -48,7 +48,7 @@ async def test_a_turn_runs_in_a_scope_with_its_limits(keeper):
     turn = keeper.turn()
     assert await started(keeper, turn)
     assert (turn.phase, turn.released, turn.pid) == (Phase.RUNNING, True, turn.stub.pid)
-    assert turn.begun is not None
+    assert turn.started
     properties = keeper.host.units[UNIT]
     assert properties["Description"] == "what it is"
     assert properties["Slice"] == "hostguard-m.slice"

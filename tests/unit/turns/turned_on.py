@@ -7,6 +7,7 @@ import itertools
 from contextlib import asynccontextmanager
 
 from fake_host import FakeHost
+from set_clock import SetClock
 
 from hostguard.core import outcome
 from hostguard.core.model import Delivery, Kind, Limits, LiveTurn, Mind, State
@@ -52,14 +53,14 @@ class Keeper:
 
     def __init__(self, host):
         self.host = host
-        self.live = Live()
+        self.live, self.clock = Live(), SetClock()
         self.checked, self.over, self.redrives, self.started = [], [], [], []
         redrive, turn_ended, unit_started = Signal(), Signal(), Signal()
         redrive.subscribe(self.redrives.append)
         turn_ended.subscribe(lambda ended: self.over.append((ended.turn, ended.ending)))
         unit_started.subscribe(self.started.append)
         self.driver = Driver()
-        self.scopes = Scopes(self.live, host, self, self, redrive, turn_ended, unit_started)
+        self.scopes = Scopes(self.live, host, self, self, redrive, turn_ended, unit_started, self.clock)
 
     # the forks, which start nothing by themselves, and the check of limits
 
