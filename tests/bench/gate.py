@@ -18,6 +18,7 @@ from collections import deque
 from pathlib import Path
 
 from hostguard.core.admission import decide
+from hostguard.core.clock import Now
 from hostguard.core.model import HostView, LiveTurn, MindView, Row, Start
 from hostguard.core.reasons import MIND
 from hostguard.gate.backlog import Backlog
@@ -31,7 +32,7 @@ LIVE = 8
 DECISIONS = 5_000  # a round
 ROUNDS = 7
 STARTS = 3
-NOW = 1_800_000_000_000
+NOW = Now(1_800_000_000_000)
 
 
 async def fill(path: Path) -> None:

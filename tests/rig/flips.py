@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hostguard.core.clock import Now
 from hostguard.core.model import Kind, State, Target
 from hostguard.core.settings import Level
 from hostguard.delivery import batch_rows, quarantine_rows
@@ -37,10 +38,10 @@ def fill(db: sqlite3.Connection) -> None:
         put(Target("bob", "s", kind=kind), "x") for kind in (Kind.MESSAGE, Kind.RUN, Kind.SCRIPT)
     )
     for id_, state in ((done, State.DONE), (dead, State.DEAD)):
-        deliveries.mark_delivering(db, id_, str(id_), 2000)
+        deliveries.mark_delivering(db, id_, str(id_), Now(2000), {})
         deliveries.mark_posted(db, id_, str(id_), 2001)
         deliveries.finish(db, id_, str(id_), state, 1, 3000, {"outcome": "exited", "held_ms": 5})
-    deliveries.mark_delivering(db, script, str(script), 2000)
+    deliveries.mark_delivering(db, script, str(script), Now(2000), {})
     settings.write(
         db, settings.PAUSE.to(".mind.ada", True), settings.LIMIT.to("cap", {"value": 2, "boot": None}),
         settings.SCHEDULE.to("tidy", {"mind": "ada", "cron": "0 3 * * *"}), settings.TOKEN.to("ada", "0f" * 32),

@@ -1,8 +1,8 @@
-"""A wall clock for the guard that a test turns while it runs: for one process, since a guest shares the machine's.
+"""Clocks for the guard that a test turns while it runs: for one process, since a guest shares the machine's.
 
 run as: turned.py FILE [ARGUMENT...]
-is hostguardd. FILE holds the seconds by which its clock is off, as a native double. The clock that never jumps stays
-as it is, and minds and commands have the machine's.
+is hostguardd. FILE holds two native doubles: the seconds by which its wall clock is off, and those by which the clock
+of core/clock.py that never jumps is ahead. Timers, minds and commands have the machine's.
 
 libfaketime would do this outside of Python, but under it a thread's time.sleep fails with EINVAL (0.9.10, Debian 12),
 and a time namespace does not have this clock.
@@ -14,7 +14,6 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -26,10 +25,10 @@ class Clock:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.offset = 0.0
+        self.offset = self.passed = 0.0
 
     def __enter__(self) -> Clock:
-        self._file.write_bytes(struct.pack("d", 0))
+        self._file.write_bytes(struct.pack("dd", 0, 0))
         # Only here: the guard that runs us needs none of it. For mypy it is tests.rig.guard.
         from guard import drop_in  # type: ignore[import-not-found]
 
@@ -46,29 +45,39 @@ class Clock:
         self._drop_in.__exit__(kind, error, trace)
 
     def set(self, offset: float) -> None:
-        """Let it be off by so many seconds from now on."""
+        """Somebody sets the wall clock: it is off by so many seconds from now on."""
         self.offset = offset
         with self._file.open("r+b", buffering=0) as file:
-            file.write(struct.pack("d", offset))
+            file.write(struct.pack("dd", self.offset, self.passed))
+
+    def let_pass(self, seconds: float) -> None:
+        """So much time passes, on both clocks."""
+        self.passed += seconds
+        self.set(self.offset + seconds)
 
     def in_ms(self, seconds: float) -> int:
         """What it shows in so many seconds, in ms since the epoch."""
         return int((time.time() + self.offset + seconds) * 1000)
 
 
-def turned(real: Callable[[], float], file: str) -> Callable[[], float]:
-    """`real`, off by what the file says."""
+def turn(file: str) -> None:
+    """Turn the clocks of this process as the file says."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    wall, steady = time.time, time.clock_gettime_ns
 
-    def now() -> float:
-        offset: float = struct.unpack("d", os.pread(fd, 8, 0))[0]
-        return real() + offset
+    def offsets() -> tuple[float, float]:
+        return struct.unpack("dd", os.pread(fd, 16, 0))
 
-    return now
+    def ticks(clock: int) -> int:
+        passed = offsets()[1] if clock == time.CLOCK_BOOTTIME else 0
+        return steady(clock) + int(passed * 1e9)
+
+    time.time = lambda: wall() + offsets()[0]
+    time.clock_gettime_ns = ticks
 
 
 if __name__ == "__main__":
-    time.time = turned(time.time, sys.argv.pop(1))
+    turn(sys.argv.pop(1))
     from hostguard.daemon import main
 
     main()

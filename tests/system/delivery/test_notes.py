@@ -66,7 +66,7 @@ class Held:
 
     def let_go(self, *rows: int) -> str:
         """Let 100 s pass by the clock, and end the turn; what the rows waited behind: its unit."""
-        self.clock.set(self.clock.offset + 100)
+        self.clock.let_pass(100)
         self.host.post(f"/v1/turns/{self.turn['id']}/stop")
         self.host.done(*rows)
         return str(self.turn["unit"])
@@ -140,15 +140,33 @@ def test_what_waited_for_a_sleeper_says_so_when_it_wakes(held: Held) -> None:
     held.host.post("/v1/minds/m/sleep")
     wait_for(lambda: held.host.events("asleep"), LONG_S)
     row = held.send("m", "hello", session="t", whileSleeping="queue")
-    held.clock.set(100)
+    held.clock.let_pass(100)
     held.host.post("/v1/minds/m/wake")
     held.host.done(row)
     assert told(held.mind.contents("t")[0]) == ("m sleeps", "hello")
 
 
-def test_the_guard_that_was_restarted_knows_how_long_it_was(held: Held) -> None:
+def test_the_guard_that_was_restarted_knows_how_long_it_was_and_why(held: Held) -> None:
     row = held.send("e", "one", session="t")
     held.host.kill()
-    held.let_go(row)
+    unit = held.let_go(row)
     [one] = held.log()
-    assert told(one["content"]) == ("the guard was restarted since", "one")
+    assert told(one["content"]) == (unit, "one")
+    result = held.host.row(row)["result"]
+    assert (result["held_for"], result["held_ms"] > 100_000) == ("global_cap", True)
+
+
+def test_a_clock_that_is_set_while_rows_wait_is_told_to_nobody(held: Held) -> None:
+    row = held.send("e", "one", session="t")
+    held.clock.set(6 * 3600)
+    shown = [held.host.get(f"/v1/deliveries/{row}/why")["waited_ms"], held.host.row(row)["hold"]["waited_ms"]]
+    shown += [one["hold"]["waited_ms"] for one in held.host.get("/v1/status")["minds"] if one["name"] == "e"]
+    assert max(shown) < 60_000, shown
+    held.clock.set(-6 * 3600)
+    assert held.host.get(f"/v1/deliveries/{row}/why")["waited_ms"] >= shown[0]
+    held.host.post(f"/v1/turns/{held.turn['id']}/stop")
+    held.host.done(row)
+    [one] = held.log()
+    assert one["content"] == "one", "it waited for seconds"
+    assert held.host.row(row)["result"]["held_ms"] < 60_000
+    assert held.host.row(held.turn["delivery"])["result"]["run_ms"] < 60_000

@@ -138,7 +138,9 @@ def test_case_11_rows_left_delivering_are_recovered(scripted: ScriptedHost) -> N
     assert (answer.status_code, answer.json()["deliveries"][0]["id"]) == (200, again)
 
     scripted.kill_for_good()
-    scripted.sql("UPDATE deliveries SET not_before = 0 WHERE state = 'queued'")  # rather than wait 5 s
+    scripted.sql(
+        "UPDATE deliveries SET not_before = 0, due = 0 WHERE state = 'queued'"
+    )  # rather than wait 5 s
     scripted.guard.configure(scripted.config("abcd"))
     scripted.guard.restart()
     scripted.done(again, unrun, unknown)

@@ -25,12 +25,12 @@ def test_case_23_a_payload_that_crashes_its_mind(scripted: ScriptedHost, signal:
     assert crashed["result"]["reason"] == reason
     told = scripted.get(f"/v1/deliveries/{row}/why")
     assert (told["reason"], "attempt 2" in told["text"]) == ("not_due", True)
-    assert told["due"] == crashed["not_before"]
+    assert abs(told["due"] - crashed["not_before"]) <= 5, "the host slews its clock"
     assert 4_000 < crashed["not_before"] - after["started_at"] <= 5_000, "the first pause is 5 s"
 
     scripted.kill_for_good()
     scripted.sql(
-        "UPDATE deliveries SET attempts = 9, not_before = 0 WHERE id = ?", row
+        "UPDATE deliveries SET attempts = 9, not_before = 0, due = 0 WHERE id = ?", row
     )  # rather than wait for it
     scripted.guard.configure(scripted.config("ab", mind_concurrent_turns=0))
     scripted.guard.restart()

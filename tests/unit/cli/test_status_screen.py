@@ -44,7 +44,7 @@ STALLED = """\
 !  guard    has allowed 1 turn at a time, not 2, for 12s; more once it is calm
 !  paused   dave
 !  limits   not enforced: io_weight (hostguard doctor)
-   waiting  13, 1 due later; the longest dave for 2h: paused: hostguard resume…
+   waiting  13, 1 due later; the longest dave for 2h: paused: hostguard resume …
    running  2 turns, which may finish; only 1 at a time now (cap 2)
    written  most by ada 46.0 MiB, since the daemon's start
    daemon   runs since 2026-12-31 22:00:00, version 0.2.0, disk /dev/mmcblk0

@@ -10,7 +10,7 @@ import pytest
 from onqueue import message, put, to
 from played import OK, on_manager, sink
 
-from hostguard.core.clock import now_ms
+from hostguard.core.clock import Now, now_ms
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, State
 from hostguard.gate import run_clients
@@ -293,7 +293,7 @@ def test_what_the_card_does_not_store_is_not_cancelled(tmp_path, monkeypatch, wh
         assert (await control.find(row.id)).state is State.QUEUED
         if where != "parked":
             assert manager.backlog.total("a") == 1, "it is where it was"
-            assert manager.ledger.next_expiry() == soon + 1
+            assert manager.ledger.expires_in(Now(0)) == soon + 1
         assert (await control.cancel(row.id)).state is State.CANCELLED
         assert [event["delivery"] for event in events(manager, "cancelled")] == [row.id]
         assert manager.backlog.total("a") == 0
