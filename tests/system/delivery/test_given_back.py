@@ -153,11 +153,9 @@ def test_a_turn_for_which_there_is_no_descriptor_stays_first(scripted: ScriptedH
     scripted.wait_started(busy)
     with no_descriptors(scripted.guard.pid):
         scripted.go(busy)
-        time.sleep(2.5)  # it is tried each second
+        time.sleep(2.5)  # what fails first differs: the end of the turn cannot be read, or none be started
     scripted.done(*rows)
     assert scripted.order() == [busy, *rows]
-    ended, first = scripted.row(busy)["ended_at"], scripted.done(*rows)[0]["started_at"]
-    assert first - ended > 1_500, "it could not start"
     assert {row["attempts"] for row in scripted.done(*rows)} == {0}
 
 
