@@ -8,6 +8,7 @@ from until import until
 
 from hostguard.config import on_host
 from hostguard.core.admission import decide
+from hostguard.core.clock import Now
 from hostguard.core.model import Config, Fold, Hold, HostView, LiveTurn, Mind, MindView, Row
 from hostguard.core.reasons import Reason
 from hostguard.core.signals import Redrive, Signal
@@ -77,5 +78,5 @@ def test_its_rows_are_held_before_any_other_reason_but_fold():
     live = LiveTurn("u", "a", "main", "1", takes_input=True)
     mind = MindView("a", 1, paused=True, broken="there is no program x", live=(live,))
     held = Hold(Reason.MIND_BROKEN, "there is no program x")
-    assert decide(HostView(1, paused=True), mind, Row(1, "a", "other"), 0) == held
-    assert decide(HostView(1), mind, Row(1, "a", "main"), 0) == Fold(live)
+    assert decide(HostView(1, paused=True), mind, Row(1, "a", "other"), Now(0)) == held
+    assert decide(HostView(1), mind, Row(1, "a", "main"), Now(0)) == Fold(live)

@@ -66,6 +66,7 @@ def test_a_turn_of_an_earlier_guard_ended_with_the_host_or_by_itself(
 
     async def work(keeper, turn, caller, delivery):
         keeper.run_driver.prepare(turn)
+        turn.resumed = True
         if restarted:
             (tmp_path / "7").unlink()
         ending = keeper.run_driver.end(turn)
