@@ -15,8 +15,9 @@ from onqueue import message, on_queue, put
 from hostguard.core.model import Kind, State
 from hostguard.store import connection, damage, deliveries, schema, slow_check, sums, wal
 from hostguard.store.connection import open_database
-from hostguard.store.settings import SettingsStore, stored
+from hostguard.store.settings import LIMIT, SettingsStore, stored
 from hostguard.store.writer import Unavailable, Unreadable
+from hostguard.telemetry import timeline_rows
 
 FIRST_RELEASE = Path(__file__).with_name("first_release") / "queue.db"
 
@@ -175,21 +176,28 @@ def test_the_folder_takes_no_more_files(path, monkeypatch):
     assert len(before) == path.stat().st_size
 
 
-def test_a_large_file_is_not_read_whole_and_its_rows_are_checked_as_they_are_met(path, monkeypatch, caplog):
+@pytest.mark.parametrize("text", ["CAST(x'ff' AS TEXT)", "'another'"])
+def test_a_large_file_is_not_read_whole_and_its_rows_are_checked_as_they_are_met(
+    path, monkeypatch, caplog, text
+):
     monkeypatch.setattr(connection, "CHECK_MAX", 0)
     behind(
         path,
-        "UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = 2",
+        f"UPDATE deliveries SET sender = {text} WHERE id = 2",
         "UPDATE deliveries SET result = '{\"a\": 1}' WHERE id IN (3, 4)",
         "UPDATE payloads SET body = x'7b7d' WHERE id = 5",
         "UPDATE settings SET value = '7' WHERE name LIKE 'limit%'",
         "UPDATE points SET level = 1 WHERE at = 0",
+        "UPDATE incidents SET level = 1",
     )
 
     async def work(queue):
         assert queue.notice is None
+        assert await queue.read(lambda db: timeline_rows.incidents(db, 0)) == []
+        assert 0 not in [point.at for point in await queue.read(lambda db: timeline_rows.points(db, 0))]
         settings = SettingsStore(queue)
         await settings.load()
+        assert settings.get(LIMIT, "cap") is None
         rows = await queue.read(lambda db: deliveries.select(db, (), None, 0, 1000))
         assert {2, 3, 4} & {row.id for row in rows} == set()
         assert await queue.read(lambda db: deliveries.with_payload(db, 5)) is None
@@ -197,7 +205,7 @@ def test_a_large_file_is_not_read_whole_and_its_rows_are_checked_as_they_are_met
         return queue.notice
 
     told = on_queue(path.parent, work)
-    assert "rows" in told
+    assert "To end this notice" in told
     assert {(one["table"], one["row"]) for one in kept(path)} >= {("deliveries", row) for row in (2, 3, 4, 5)}
     assert "number" not in caplog.text
 
@@ -353,16 +361,20 @@ def test_the_rest_of_an_earlier_wal_is_no_damage(killed):
 
 
 def test_a_hole_in_the_last_change_is_taken_for_a_power_cut_and_one_before_it_for_damage(killed):
-    raw, size = killed.files[WAL], wal.FRAME + 1024
+    size = wal.FRAME + 1024
     commits = [
         frame
-        for frame in range(frames(raw))
-        if int.from_bytes(raw[wal.HEADER + frame * size + 4 : wal.HEADER + frame * size + 8], "big")
+        for frame in range(frames(killed.files[WAL]))
+        if any(killed.files[WAL][wal.HEADER + frame * size + 4 : wal.HEADER + frame * size + 8])
     ]
-    for frame, told in ((commits[-1], False), (commits[-2] + 1, False), (commits[-3], True), (3, True)):
+    # The last change that has several frames, and the change before it.
+    before, last = next((a, b) for a, b in zip(commits[-2::-1], commits[:0:-1], strict=True) if b - a > 2)
+    raw = killed.files[WAL][: wal.HEADER + (last + 1) * size]
+    earlier = commits[commits.index(before) - 1]  # two whole changes follow it
+    for frame, told in ((last, False), (last - 1, False), (before, False), (earlier, True), (3, True)):
         holed = bytearray(raw)
         at = wal.HEADER + frame * size + wal.FRAME + 100
-        holed[at : at + 512] = bytes(512) if any(holed[at : at + 512]) else b"x" * 512
+        holed[at : at + 900] = bytes(900) if any(holed[at : at + 900]) else b"x" * 900
         found = wal.examine(holed, 1024)
         assert (found is not None) == told, frame
         assert found is None or found.repair is None
