@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -318,6 +321,21 @@ def test_an_old_file_with_a_wrong_number_or_column_is_no_start_that_fails_for_ev
 
 
 # -- the WAL
+
+
+def test_another_process_that_closes_the_database_leaves_the_wal(tmp_path):
+    """SQLite removes it if no other process seems to have the file open: later changes would be lost with us."""
+    look = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM payloads'); db.close()"
+
+    async def work(queue):
+        await put(queue, message("a"))
+        file = (tmp_path / WAL).stat().st_ino
+        command = [sys.executable, "-c", look, str(tmp_path / DB)]
+        await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
+        await put(queue, message("b"))
+        assert (tmp_path / WAL).stat().st_ino == file
+
+    on_queue(tmp_path, work)
 
 
 @pytest.fixture(scope="module")
