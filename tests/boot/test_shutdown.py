@@ -35,7 +35,7 @@ BOB = (
 CALLED = "setsid --fork hostguard run --mind caller -- sleep 1000 >/dev/null 2>&1"
 SHORT_STOP = """mkdir -p /run/systemd/system.conf.d
 printf '[Manager]\\nDefaultTimeoutStopSec=2s\\n' >/run/systemd/system.conf.d/stop.conf
-systemctl daemon-reexec; systemctl daemon-reload"""
+systemctl daemon-reload"""
 
 WAYS = {
     "poweroff": ("systemctl poweroff", SWITCHED_OFF),
@@ -70,6 +70,7 @@ class Turns:
             (host.keep / file).chmod(0o666)
         minds = "".join(mind(name, f"/keep/{name}") for name in (*TRAPS, "caller", "other"))
         host.boot(f"[limits]\nglobal_concurrent_turns = 6\n{minds}{RESIDENT}")
+        host.sh(SHORT_STOP)
         self.start_bob(work=1000)
         self.running = [host.send(f"@{name}") for name in TRAPS]
         self.posted = [host.send("@bob", f"message {number}") for number in (1, 2)]
@@ -126,7 +127,6 @@ def turns(tree: Path, tmp_path: Path) -> Iterator[Turns]:
     with Switched(tree, tmp_path) as host:
         made = Turns(host)
         made.start()
-        host.sh(SHORT_STOP)
         yield made
 
 
