@@ -228,7 +228,7 @@ def test_nothing_is_admitted_once_the_host_goes_down(turns: Turns) -> None:
     host.ask("systemctl reboot")
     late = [host.send("@other"), host.send("@bob", "late")]
     assert [host.row(id_)["hold"]["reason"] for id_ in late] == ["shutdown"] * 2
-    host.sh("systemctl kill --signal=KILL 'hostguard-turn-caller-*.scope'")  # a stop would wait for the guard's
+    host.sh("systemctl kill --signal=KILL 'hostguard-turn-caller-*.scope'")  # a stop would wait
     host.wait_for(lambda: len(turns.turns()) < 5)
     assert [host.row(id_)["state"] for id_ in late] == ["queued"] * 2
     (host.keep / "enough").touch()
