@@ -73,10 +73,7 @@ def freeze(cgroup: Path, frozen: bool) -> None:
 
 
 def frozen(cgroup: Path) -> bool:
-    """True if all processes of the cgroup are frozen, by whatever froze it or a cgroup above.
-
-    systemd's FreezerState says less: before version 256 a unit in a frozen slice is "running".
-    """
+    """True if all processes of the cgroup are frozen, by whatever froze it or a cgroup above."""
     try:
         return b"frozen 1" in (cgroup / "cgroup.events").read_bytes()
     except OSError:  # it is gone
@@ -84,14 +81,18 @@ def frozen(cgroup: Path) -> bool:
 
 
 def frozen_by(cgroup: Path) -> str | None:
-    """The name of the cgroup whose freezer holds this one's processes: itself, or one above; None: none."""
+    """The name of the cgroup to thaw if its processes are frozen, this one or one above; None: they run.
+
+    Of several the outermost: systemd freezes each unit in a frozen slice, too, and thaws none of them alone.
+    """
     if not frozen(cgroup):
         return None
+    outermost = cgroup.name
     with suppress(OSError):
         for folder in (cgroup, *cgroup.parents):
             if (folder / "cgroup.freeze").read_bytes() == b"1\n":
-                return folder.name
-    return cgroup.name  # it was thawed meanwhile
+                outermost = folder.name
+    return outermost
 
 
 def frozen_service(unit: str, own_slice: str, control_group: str) -> bool:

@@ -86,7 +86,7 @@ def test_a_schedule_that_queues_is_bounded_and_takes_no_room(host: ResidentHost)
         'catch_up = "all"\ncatch_up_window = "30d"\noverlap = "queue"\n'
     )
     host.start(rest, rows_per_mind=5)
-    wait_for(lambda: settings("fired.all"))
+    wait_for(lambda: settings("fired.all"), LONG_S)
     host.post("/v1/pause", mind="m")
     away(host, DAYS, "all")
     wait_for(lambda: len(waiting(host)) == 5, LONG_S)
@@ -151,7 +151,7 @@ def test_skipped_times_survive_a_kill(host: ResidentHost) -> None:
         'catch_up = "all"\ncatch_up_window = "30d"\n'
     )
     host.start(rest)
-    wait_for(lambda: settings("fired.all"))
+    wait_for(lambda: settings("fired.all"), LONG_S)
     host.post("/v1/pause", mind="m")
     away(host, HOUR, "all")
     wait_for(lambda: len(waiting(host)) == 1, LONG_S)

@@ -64,6 +64,8 @@ def test_which_freezer_holds_a_cgroup(tmp_path):
     (scope.parent / "cgroup.freeze").write_text("1\n")
     assert cgroup.frozen_by(scope) == "a.slice"
     (scope / "cgroup.freeze").write_text("1\n")
+    assert cgroup.frozen_by(scope) == "a.slice", "the outermost"
+    (scope.parent / "cgroup.freeze").write_text("0\n")
     assert cgroup.frozen_by(scope) == "b.scope"
     for folder in (scope, scope.parent):
         (folder / "cgroup.freeze").write_text("0\n")
