@@ -160,6 +160,7 @@ class Scopes:
             refused = outcome.Ending("not_started", f"systemd: {error}", failed=True)
             if error.name.endswith(".TransactionIsDestructive"):  # so systemd says that the host shuts down
                 self.shutdown(True)
+            if await self.going_down():  # that also cancels a start under way
                 refused = outcome.HOST_DOWN
             self.give_up(turn, refused if alive() else outcome.CALLER_LEFT)
             return False

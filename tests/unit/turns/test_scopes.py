@@ -510,3 +510,12 @@ async def test_what_systemd_reports_of_a_shutdown(keeper):
     assert keeper.redrives == [Redrive()], "somebody cancelled it"
     keeper.host.errors["shutting_down"] = [SystemdLost("silent")]
     assert not await keeper.scopes.going_down()
+
+
+@kept
+async def test_a_start_that_the_shutdown_cancels_counts_no_attempt(keeper):
+    keeper.host.errors["start_scope"] = [SystemdError("JobFailed", "the start job ended as 'canceled'")]
+    keeper.host.stopping = True
+    turn = keeper.turn()
+    assert not await started(keeper, turn)
+    assert keeper.over == [(turn, outcome.HOST_DOWN)]
