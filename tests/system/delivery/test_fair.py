@@ -83,7 +83,13 @@ def test_case_24_why_does_it_wait(scripted: ScriptedHost) -> None:
     def why(row: int) -> tuple[object, ...]:
         told = scripted.get(f"/v1/deliveries/{row}/why")
         created = scripted.row(row)["created_at"]
-        return told["reason"], told["blocker"], told["since"] == created, told["place"], told["ahead"]
+        return (
+            told["reason"],
+            told["blocker"],
+            abs(told["since"] - created) < 50,
+            told["place"],
+            told["ahead"],
+        )
 
     turn_a = f"hostguard-turn-a-{running}.scope"
     assert why(sent[0]) == ("session_busy", turn_a, True, 1, 0)
