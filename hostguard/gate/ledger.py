@@ -220,8 +220,6 @@ class Ledger:
 
     # -- expiry
 
-    # -- expiry
-
     def expired(self, now: Now, spared: Collection[int], remove: Callable[[Row], bool]) -> bool:
         """Close the rows that expired, if `remove` could remove them from the backlog. True if any was."""
         closed = [row for row in self._expiries.expired(now, spared) if remove(row)]

@@ -27,6 +27,8 @@ SOME = 500  # rows that are checked at once while the guard works
 LEAP = 1_000  # an id that is so far above the others is no id
 FLOOR = "ids.above"  # the setting that keeps the id of a row set aside from being given again
 
+# Python's, about a text that is not UTF-8: read by it, or given to the function row_sum.
+_UNDECODABLE = ("Could not decode", "user-defined function raised exception")
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 # Lines of integrity_check about rows and indexes, not about the structure of the file.
 _OF_ROWS = re.compile(r"(NULL|NUMERIC|INTEGER|REAL|TEXT|BLOB|non-\w+) value in |CHECK constraint failed in ")
@@ -43,8 +45,8 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def undecodable(error: Exception) -> bool:
-    """True if this is Python's, about a text that is not UTF-8: its message has the text."""
-    return isinstance(error, sqlite3.OperationalError) and str(error).startswith("Could not decode")
+    """True if this is about a text that is not UTF-8: its message may have the text."""
+    return isinstance(error, sqlite3.OperationalError) and str(error).startswith(_UNDECODABLE)
 
 
 def check(db: sqlite3.Connection) -> bool:

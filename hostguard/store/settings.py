@@ -104,9 +104,7 @@ def write(db: Connection, *changes: Change) -> None:
             db.execute("DELETE FROM settings WHERE name = ?", (name,))
         else:
             db.execute(
-                "INSERT INTO settings (name, value) VALUES (?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                (name, json.dumps(value)),
+                "INSERT OR REPLACE INTO settings (name, value) VALUES (?, ?)", (name, json.dumps(value))
             )
 
 

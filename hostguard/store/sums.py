@@ -49,15 +49,17 @@ def register(db: sqlite3.Connection) -> None:
 
 
 def maintain(db: sqlite3.Connection) -> None:
-    """Set the checksum of each row that this connection writes from now on.
+    """Set the checksum of each row that this connection writes; a damaged row keeps its wrong one.
 
     Temporary triggers are this connection's alone. What others write has no valid checksum.
     """
     register(db)
     for table, columns in tables(db).items():
-        values = ", ".join(f"new.{column}" for column in columns)
-        for name, when in (("insert", "INSERT"), ("update", f"UPDATE OF {', '.join(columns)}")):
+        new, old = (", ".join(f"{row}.{column}" for column in columns) for row in ("new", "old"))
+        whole = f" AND old.sum = row_sum({old})"  # or a change would make what is damaged look whole
+        updated = f"UPDATE OF {', '.join(columns)}"
+        for name, when, also in (("insert", "INSERT", ""), ("update", updated, whole)):
             db.execute(
                 f"CREATE TEMP TRIGGER sum_{table}_{name} AFTER {when} ON main.{table}"  # noqa: S608
-                f" BEGIN UPDATE {table} SET sum = row_sum({values}) WHERE rowid = new.rowid; END"
+                f" BEGIN UPDATE {table} SET sum = row_sum({new}) WHERE rowid = new.rowid{also}; END"
             )

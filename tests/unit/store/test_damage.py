@@ -15,10 +15,11 @@ import pytest
 from flips import DB, WAL, content, fill, flipped, killed_queue
 from onqueue import message, on_queue, put
 
+from hostguard.core.clock import Now
 from hostguard.core.model import Kind, State
 from hostguard.store import connection, damage, deliveries, schema, slow_check, sums, wal
 from hostguard.store.connection import open_database
-from hostguard.store.settings import LIMIT, SettingsStore, stored
+from hostguard.store.settings import LIMIT, PAUSE, SettingsStore, stored, write
 from hostguard.store.writer import Unavailable, Unreadable
 from hostguard.telemetry import timeline_rows
 
@@ -257,6 +258,36 @@ def test_a_write_that_meets_damage_is_made_without_it(tmp_path):
         return queue.notice
 
     assert "1 row (deliveries 1)" in on_queue(tmp_path, work)
+
+
+@pytest.mark.parametrize("change", ["mind = 'b'", "session = 's'", "sender = CAST(x'ff' AS TEXT)"])
+def test_a_change_of_a_damaged_row_does_not_make_it_look_whole(tmp_path, change):
+    """The checksum was made anew with whatever the row had by then; text that is not UTF-8 was a bug."""
+
+    async def work(queue):
+        for _ in range(2):
+            await put(queue, message("a"))
+        await queue.write(lambda db: deliveries.mark_delivering(db, 1, "1", Now(5), {}))
+        behind(tmp_path / DB, f"UPDATE deliveries SET {change} WHERE id = 1")
+        await queue.write(lambda db: deliveries.finish(db, 1, "1", State.DONE, 0, 9, {}), keep=True)
+        assert await queue.read(lambda db: deliveries.get(db, 1)) is None
+        assert await queue.read(lambda db: deliveries.get(db, 2)) is not None
+        assert not queue.faults
+        return queue.notice
+
+    assert "1 row (deliveries 1)" in on_queue(tmp_path, work)
+    assert [one["row"] for one in kept(tmp_path / DB)] == [1]
+
+
+def test_a_damaged_setting_that_is_set_anew_is_whole(tmp_path):
+    async def work(queue):
+        await queue.write(lambda db: write(db, PAUSE.to("", True)))
+        behind(tmp_path / DB, "UPDATE settings SET value = 'fals' WHERE name = 'pause'")
+        await queue.write(lambda db: write(db, PAUSE.to("", True)))
+        assert await queue.read(stored) == {"pause": True}
+        return queue.notice
+
+    assert on_queue(tmp_path, work) is None
 
 
 def test_what_cannot_be_set_aside_is_reported_as_such(tmp_path):
