@@ -91,7 +91,11 @@ def obstacle(error: Exception) -> Obstacle:
             return Obstacle(str(error), CHECK_S)
         case SystemdError() | SystemdLost():
             return Obstacle(f"systemd cannot be used: {error}; see systemctl status dbus", AGAIN_S)
-        case Unavailable() | Rival() | NoFolder() | OSError():
+        case Unavailable() | Rival() | NoFolder():
+            return Obstacle(str(error), AGAIN_S)
+        case OSError(filename=str() as file, strerror=str() as why):  # str(error) begins with its number
+            return Obstacle(f"{file} cannot be used: {why}", AGAIN_S)
+        case OSError():
             return Obstacle(str(error), AGAIN_S)
     # Its text may hold what a mind was sent.
     *_, frame = traceback.extract_tb(error.__traceback__, -1) or [None]

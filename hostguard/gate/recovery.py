@@ -71,7 +71,7 @@ class Recovery:
     async def run(self) -> None:
         """Recover, once, when the queue is open and systemd's list is known. Raises Unavailable."""
         begun = time.monotonic()
-        self._went_down = mark_time()
+        self._went_down = await asyncio.to_thread(mark_time)
         special = await self._queue.read(deliveries.special)
         known, folded = self._delivering(special)
         found = {path.name for path in paths.TURNS.iterdir()}
@@ -108,11 +108,15 @@ class Recovery:
         rows, took_ms = len(self._backlog) + self._backlog.later, (time.monotonic() - begun) * 1000
         log.info("%d rows queued, %d turns live, read in %.0f ms", rows, len(self._live), took_ms)
         if self._went_down is not None:
-            self._ledger.write(lambda db: None).add_done_callback(lambda _: forget_mark())
+            self._tasks.start(self._forget_mark())
         if taken:
             # On a full card this shows that ends cannot be stored; then no waiting row may start.
             with suppress(Unavailable, TimeoutError):
                 await asyncio.wait_for(self._queue.write(lambda db: None), STORED_S)
+
+    async def _forget_mark(self) -> None:
+        await self._ledger.write(lambda db: None)  # what it says of turns is stored now
+        await asyncio.to_thread(forget_mark)
 
     async def _load(self, taken: Collection[int], paused: Collection[int]) -> None:
         """Read the queued rows in the reading thread, and add them on the event loop, in slices.

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def leave_mark() -> None:
-    """Note that the host is going down. Logged if that is impossible."""
+    """Note that the host is going down. Blocks. Logged if that is impossible."""
     try:
         fd = os.open(paths.WENT_DOWN, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -31,7 +31,7 @@ def leave_mark() -> None:
 
 
 def mark_time() -> float | None:
-    """When the mark was left, in s since the epoch; None if there is none."""
+    """When the mark was left, in s since the epoch; None if there is none. Blocks."""
     try:
         return paths.WENT_DOWN.stat().st_mtime
     except FileNotFoundError:
@@ -39,8 +39,12 @@ def mark_time() -> float | None:
 
 
 def forget_mark() -> None:
-    """Remove the mark: what it says of turns is in the queue now."""
-    paths.WENT_DOWN.unlink(missing_ok=True)
+    """Remove the mark: what it says of turns is in the queue now. Blocks. Logged if that is impossible."""
+    try:
+        paths.WENT_DOWN.unlink(missing_ok=True)
+    except OSError as error:
+        again = "turns that end while the guard is down may run again until you remove it"
+        log.error("%s cannot be removed: %s; %s", paths.WENT_DOWN, error, again)
 
 
 def cut_short(mark: float | None, record: Record | None, written: float) -> bool:

@@ -215,7 +215,8 @@ def raised(error):
         (Rival("another one"), "another one", AGAIN_S),
         (SystemdLost("no bus"), "systemd cannot be used: no bus", AGAIN_S),
         (SystemdError("org.x", "no"), "systemd cannot be used: no", AGAIN_S),
-        (PermissionError(13, "Permission denied", "/run/x"), "Permission denied: '/run/x'", AGAIN_S),
+        (PermissionError(13, "Permission denied", "/run/x"), "/run/x cannot be used: Permission", AGAIN_S),
+        (TimeoutError("too late"), "too late", AGAIN_S),
         (
             ValueError("private"),
             "an error in hostguard itself: ValueError in test_standby.py, line ",

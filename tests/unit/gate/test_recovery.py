@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 
 import pytest
 from onqueue import message, on_queue, put
@@ -157,6 +159,23 @@ def test_what_a_shutdown_cut_short_runs_again_and_counts_no_attempt(tmp_path, tu
         assert record is None or "started" not in (turns / "1").read_text(), "the next turn has that name"
 
     left(tmp_path, work)
+
+
+def test_the_mark_is_removed_off_the_event_loop(tmp_path, turns, monkeypatch):
+    """The disk may stall for minutes."""
+    places, unlink = [], os.unlink
+
+    def noted(path, **more):
+        places.append((os.fspath(path), threading.current_thread() is threading.main_thread()))
+        unlink(path, **more)
+
+    async def work(host):
+        leave_mark()
+        await host.recovered()
+
+    monkeypatch.setattr(os, "unlink", noted)
+    left(tmp_path, work)
+    assert (os.fspath(paths.WENT_DOWN), False) in places
 
 
 def test_a_resident_minds_turn_that_ended_with_the_host_is_posted_again_whole(tmp_path, turns):

@@ -52,3 +52,10 @@ def test_a_mark_that_cannot_be_left_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(paths, "WENT_DOWN", tmp_path / "none/went-down")
     leave_mark()
     assert "counts as an attempt" in caplog.text
+
+
+def test_a_mark_that_cannot_be_removed_is_reported(tmp_path, monkeypatch, caplog):
+    """A directory in its place ended in a traceback of asyncio."""
+    monkeypatch.setattr(paths, "WENT_DOWN", tmp_path)
+    forget_mark()
+    assert f"{tmp_path} cannot be removed: " in caplog.text
