@@ -158,9 +158,8 @@ class Scopes:
             await self._reaper.start_scope(unit, properties)
         except SystemdError as error:
             refused = outcome.Ending("not_started", f"systemd: {error}", failed=True)
-            if error.name.endswith(".TransactionIsDestructive"):  # so systemd says that the host shuts down
+            if await self.going_down():  # that has starts refused, and cancels those under way
                 self.shutdown(True)
-            if await self.going_down():  # that also cancels a start under way
                 refused = outcome.HOST_DOWN
             self.give_up(turn, refused if alive() else outcome.CALLER_LEFT)
             return False

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from guard import ROOT, UNIT, Guard, run, systemctl, wait_for
-from guarded import GuardedHost
+from guarded import LONG_S, GuardedHost
+from scripted_host import ScriptedHost
 
 CONFIG = """
 [limits]
@@ -242,3 +243,16 @@ def test_each_command_of_the_manual_is_tried() -> None:
 @pytest.mark.parametrize("work", dict.fromkeys(TRIED.values()), ids=lambda work: work.__name__)
 def test_the_command(host: GuardedHost, work: Callable[[GuardedHost], None]) -> None:
     work(host)
+
+
+def test_a_stop_that_nothing_may_replace_is_no_shutdown(scripted: ScriptedHost) -> None:
+    """systemd refuses starts with the same error as at a shutdown. It was taken for one, and nothing started again."""
+    scripted.start("ab")
+    deaf = scripted.send("@a", "trap '' TERM; wait_go")
+    scripted.wait_started(deaf)
+    systemctl("stop", "--no-block", "--job-mode=replace-irreversibly", "hostguard.slice")
+    row = scripted.send("@b")
+    wait_for(lambda: scripted.row(row)["attempts"], LONG_S)
+    scripted.go(deaf)
+    scripted.done(deaf, row)
+    assert scripted.order() == [deaf, row]

@@ -407,6 +407,7 @@ async def test_where_cgroups_are(keeper):
 
 # -- the host goes down
 
+DESTRUCTIVE = SystemdError("org.freedesktop.systemd1.TransactionIsDestructive", "another job is in the way")
 CUT = outcome.Ending("stopped", "ended by SIGTERM")
 
 
@@ -490,11 +491,23 @@ def test_nothing_is_over_once_systemd_ends_all_processes(monkeypatch, status):
 
 @kept
 async def test_a_scope_that_systemd_refuses_as_it_shuts_down_counts_no_attempt(keeper):
-    refused = SystemdError("org.freedesktop.systemd1.TransactionIsDestructive", "shutdown.target has a job")
-    keeper.host.errors["start_scope"] = [refused]
+    keeper.host.stopping = True
+    keeper.host.errors["start_scope"] = [DESTRUCTIVE]
     turn = keeper.turn()
     assert not await started(keeper, turn)
     assert keeper.over == [(turn, outcome.HOST_DOWN)]
+    assert keeper.scopes.stopping
+
+
+@kept
+async def test_a_scope_that_systemd_refuses_for_another_job_is_no_shutdown(keeper):
+    """An operator stops a slice, and nothing may replace that: systemd's error is the same."""
+    keeper.host.errors["start_scope"] = [DESTRUCTIVE]
+    turn = keeper.turn()
+    assert not await started(keeper, turn)
+    [(_, ending)] = keeper.over
+    assert (ending.outcome, ending.failed) == ("not_started", True)
+    assert not keeper.scopes.stopping
 
 
 @kept
