@@ -137,6 +137,11 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def keeps_place(result: Mapping[str, Any]) -> bool:
+    """True if a row that failed like this is still the first of its session: it is no crash of its mind."""
+    return result.get("outcome") != "killed" or result.get("reason") == HOST_LOST.reason
+
+
 def result(
     end: Ending, record: Record | None, run_ms: int | None, waited: Waited, used: Usage | None = None
 ) -> dict[str, Any]:

@@ -255,8 +255,8 @@ class Recovery:
 
 
 def keeps_place(row: Delivery) -> bool:
-    """True for a row that failed before it reached its mind: its session waits until it is tried again."""
-    return row.state is State.QUEUED and row.attempts > 0 and row.result.get("outcome") != "killed"
+    """True for a row that failed, but not by a crash of its mind: its session waits until it is tried again."""
+    return row.state is State.QUEUED and row.attempts > 0 and outcome.keeps_place(row.result)
 
 
 def _waited(row: Delivery, started: int, now: Now) -> Waited:

@@ -54,9 +54,9 @@ def test_what_the_first_release_left_goes_on(host: GuardedHost) -> None:
     host.post("/v1/minds/alice/wake")
     host.done(22)
     assert "good night" in SAID.read_text()
-    # What was held starts, and after its pause the turn, again, that was live when the host of then went down.
+    # After its pause the turn that was live when the host of then went down runs again; then what was held behind it.
     host.post("/v1/resume", mind="dora")
-    for row in (24, 20):
+    for row in (20, 24):
         wait_for(lambda row=row: (row, "running") in [(t["delivery"], t["state"]) for t in host.turns()], 60)
         host.post(f"/v1/turns/{host.row(row)['turn']}/stop")
         host.done(row)

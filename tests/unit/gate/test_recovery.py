@@ -137,6 +137,7 @@ def test_a_turn_whose_scope_is_gone_ends_by_its_record(tmp_path, turns, record, 
         assert host.exec.turns == []
         waits = host.parts.backlog.paused(row.mind, row.session)
         assert (waits is not None) == (attempts > 0), "the host's failure waits, first of its session"
+        assert recovery.keeps_place(row) == (attempts > 0), "also after another start"
         assert (turns / "1").exists() == (record == "")
 
     left(tmp_path, work)
