@@ -43,6 +43,11 @@ message = "go"
 timezone = "UTC"
 catch_up = "skip"
 catch_up_window = "3h"
+[schedules.skipped]
+mind = "crashes"
+cron = "{minute} * * * *"
+message = "go"
+timezone = "UTC"
 """
 ON_CARD = {Event.PRESSURE, Event.FROZEN, Event.THAWED}
 
@@ -117,15 +122,16 @@ def test_events_journal_catalog_and_metrics_tell_the_same_of_everything(guard: G
         host.minds.add("m", work=1.0)
         minute = (time.gmtime().tm_min + 30) % 60  # far from now
         host.start(CONFIG.format(minute=minute))
-        wait_for(lambda: host.sql("SELECT value FROM settings WHERE name = 'fired.missed'"))
+        wait_for(lambda: len(host.sql("SELECT 1 FROM settings WHERE name LIKE 'fired.%'")) == 2)
         guard.cli("pause", "crashes")
         dead, crash = (host.send("@crashes", sender="eve", session="$new") for _ in range(2))
         guard.stop()
         host.sql("UPDATE deliveries SET attempts = 9 WHERE id = ?", dead)
-        (value,) = host.sql("SELECT value FROM settings WHERE name = 'fired.missed'")[0]
-        state = json.loads(value)
-        state["seen"] -= 5 * 3_600_000
-        host.sql("UPDATE settings SET value = ? WHERE name = 'fired.missed'", json.dumps(state))
+        for name, row in (("missed", None), ("skipped", crash)):
+            (value,) = host.sql("SELECT value FROM settings WHERE name = ?", f"fired.{name}")[0]
+            state = json.loads(value)
+            state.update(seen=state["seen"] - 5 * 3_600_000, row=row)
+            host.sql("UPDATE settings SET value = ? WHERE name = ?", json.dumps(state), f"fired.{name}")
         guard.restart()
         assert scrape(host)["hostguard_turns_started_total", "works"] == 0
 
