@@ -151,7 +151,8 @@ def test_a_users_own_manager_has_fewer_controllers(tmp_path: Path, monkeypatch: 
         "the user manager has no io controller: write_bandwidth cannot take effect"
         in one(checks, "io_controller").found
     )
-    assert "Delegate=cpu io memory pids" in one(checks, "io_controller").mend[0]
+    mend = one(checks, "io_controller").mend[0]
+    assert r"printf '[Service]\nDelegate=cpu io memory pids\n' >" in mend, "one line, as it is to be typed"
     assert one(checks, "memory_controller").level is Level.OK
     assert one(checks, "daemon").mend[0] == "systemctl --user enable --now hostguard"
     assert "write_bandwidth without effect (the user manager has no io" in one(checks, "limits").found

@@ -123,7 +123,7 @@ def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
     if host.user and controller in host.text(CONTROLLERS).split():
         folder = "/etc/systemd/system/user@.service.d"
         return (
-            f"mkdir -p {folder}; printf '[Service]\nDelegate=cpu io memory pids\n' >{folder}/delegate.conf",
+            f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/delegate.conf",
             "systemctl daemon-reload    # then log out and in again",
         )
     if _held_by_v1(host, controller):
