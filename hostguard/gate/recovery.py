@@ -255,7 +255,7 @@ class Recovery:
 
 
 def keeps_place(row: Delivery) -> bool:
-    """True for a row that failed, but not by a crash of its mind: its session waits until it is tried again."""
+    """True for a row that failed, but by no crash of its mind: its session waits until it is tried again."""
     return row.state is State.QUEUED and row.attempts > 0 and outcome.keeps_place(row.result)
 
 
