@@ -126,8 +126,8 @@ def number(value: str | None, default: int) -> int:
         return default
     try:
         return whole(value)
-    except ValueError:
-        raise bad_request(f"{value!r:.100} is not a number") from None
+    except ValueError as error:
+        raise bad_request(str(error)) from None
 
 
 def row_id(request: Request) -> int:

@@ -188,9 +188,11 @@ def _reported() -> Iterator[None]:
 
 
 def quote(text: str) -> str:
-    """`text` as one segment of a path."""
+    """The name or id `text` as one segment of a path. Raises CliError if it is empty."""
     from urllib.parse import quote
 
+    if not text:
+        raise CliError("the name is empty", USAGE)
     return quote(text, safe="", errors="surrogateescape")
 
 

@@ -12,13 +12,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from hostguard.cli import client
-from hostguard.cli.errors import UNKNOWN, CliError, NotRunning
+from hostguard.cli.errors import UNKNOWN, USAGE, CliError, NotRunning
 from hostguard.cli.options import complete_minds, complete_turns
 from hostguard.config import load as config
 from hostguard.core import paths
 from hostguard.core.errors import ConfigError
 from hostguard.core.units import mind_slice
 
+LINES_MAX = 2_147_483_647  # of journalctl
 _TURN_ID = re.compile(r"[0-9]+(\.[0-9]+)?|x[0-9a-f]{8}")
 
 
@@ -30,7 +31,7 @@ def complete_turns_and_minds(*given: Any) -> list[CompletionItem]:
 @click.command()
 @click.argument("what", metavar="TURN|MIND", shell_complete=complete_turns_and_minds)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new output.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Show only the last N lines.")
+@click.option("-n", "--lines", type=click.IntRange(0, LINES_MAX), help="Show only the last N lines.")
 def command(what: str, follow: bool, lines: int | None) -> NoReturn:
     """Show the output of a turn, or of all turns of a mind.
 
@@ -71,6 +72,8 @@ def matches(what: str) -> list[str]:
 
 
 def _of_mind(name: str) -> list[str]:
+    if not name:
+        raise CliError("the name is empty: give a turn's id or a mind", USAGE)
     _refuse_unknown(name)
     # The slice also matches turns that start later; a unit pattern does not.
     field = "_SYSTEMD_USER_SLICE" if paths.USER else "_SYSTEMD_SLICE"

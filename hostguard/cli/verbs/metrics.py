@@ -39,4 +39,7 @@ def command(textfile: Path | None) -> None:
     if textfile is None:
         click.echo(text, nl=False)
     else:
-        write_whole(textfile, text, MODE)  # its new one is hidden: node_exporter reads *.prom
+        try:
+            write_whole(textfile, text, MODE)  # its new one is hidden: node_exporter reads *.prom
+        except OSError as error:
+            raise CliError(f"cannot write {textfile}: {error.strerror}") from None

@@ -256,6 +256,14 @@ def test_no_argument_brings_a_traceback(
         ((b"queue", b"9" * 4000), 4, "there is no delivery"),
         ((b"logs", b"9" * 300), 4, "there is no"),
         ((b"turns", b"9" * 3000), 4, "there is no turn"),
+        ((b"logs", b""), 2, "the name is empty"),
+        ((b"logs", b"@"), 2, "the name is empty"),
+        ((b"logs", b"-n", b"9" * 19, b"ada"), 2, "is not in the range"),
+        ((b"wake", b""), 2, "the name is empty"),
+        ((b"mind", b"token", b"@"), 2, "the name is empty"),
+        ((b"schedule", b"remove", b""), 2, "the name is empty"),
+        ((b"events", b"--since", b"9" * 30), 2, "at most 18 digits"),
+        ((b"metrics", b"--textfile", b"/nowhere/x.prom"), 1, "cannot write /nowhere/x.prom: No such file"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(
