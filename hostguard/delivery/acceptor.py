@@ -16,7 +16,7 @@ from hostguard.core.signals import MindWoken, Signal
 from hostguard.core.tasks import Tasks
 from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.held_back import HeldBack
-from hostguard.delivery.message import Message
+from hostguard.delivery.message import Message, never_starts
 from hostguard.delivery.routes import Routes
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.ledger import Ledger
@@ -155,6 +155,8 @@ class Acceptor:
             text = f"the key {new.key} was used for another message, delivery {used.delivery}"
             more = {"delivery": used.delivery, "differs": used.differs}
             raise conflict(f"{text}; different here: {', '.join(used.differs)}", more=more) from None
+        except deliveries.Late:
+            raise never_starts() from None
         except deliveries.Full:
             names, most = ", ".join(sorted(full)), self._policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hostguard.config.schema import TIME_MAX
-from hostguard.core.errors import bad_request, conflict, too_large, unknown
+from hostguard.core.errors import Problem, bad_request, conflict, too_large, unknown
 from hostguard.core.model import Config, Kind, Target
 from hostguard.core.names import MAIN_SESSION, NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
 from hostguard.core.payload import compact
@@ -77,8 +77,10 @@ def message(body: Any, config: Config, now: int) -> Message:
     sender = text(body, "sender", SENDER_MAX)
     channel, minds = _target(body.get("to"), config, sender)
     not_before, expires_at = time(body, "not_before"), time(body, "expires_at")
-    if expires_at and expires_at <= max(now, not_before):
-        raise bad_request("expires_at must be later than now and not_before: the message could never start")
+    key = _key(body)
+    # With a key it may be sent again, and be known: only the queue can tell.
+    if expires_at and expires_at <= max(now if key is None else 0, not_before):
+        raise never_starts()
     session = text(body, "session", SESSION_MAX)
     if session is not None and own_session(session):
         raise bad_request(f'session must not begin with "{OWN_SESSION}": only {NEW_SESSION} does')
@@ -94,7 +96,12 @@ def message(body: Any, config: Config, now: int) -> Message:
     raw = encode(payload, config)
     kind = _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE)
     asleep = _one_of(body, "whileSleeping", WHILE_SLEEPING, "")
-    return Message(minds, session, payload, raw, kind, _key(body), not_before, expires_at, asleep)
+    return Message(minds, session, payload, raw, kind, key, not_before, expires_at, asleep)
+
+
+def never_starts() -> Problem:
+    """The message expires before it could start."""
+    return bad_request("expires_at must be later than now and not_before: the message could never start")
 
 
 def _key(body: Mapping[str, Any]) -> str | None:

@@ -39,6 +39,10 @@ class Full(Refused):
     """The queue of each of the message's minds is full."""
 
 
+class Late(Refused):
+    """The message has expired, and its key is not known."""
+
+
 class WrongState(Refused):
     """The row is not in a state from which this can be done. The argument is its state, or None."""
 
@@ -86,15 +90,16 @@ def enqueue(
     """Store a row for each mind that has none with this key and whose queue is not full.
 
     Returns (all the message's rows, those that are new). Ids begin above `floor`. Raises KeyReused,
-    Full: then there is no row at all.
+    Full, Late: then there is no row at all.
     """
     request = keys.fingerprint(new.request) if new.key is not None else ""
     known = _known(db, new, request)
     have = {row.mind for row in known}
     targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
-    if not targets:
+    late = new.owner == keys.SENDER and new.key is not None and 0 < new.expires_at <= new.created_at
+    if not targets or late:
         if not known:
-            raise Full
+            raise Late if late else Full
         return known, []
     first = max(last_id(db), floor) + 1
     db.execute("INSERT INTO payloads (id, body) VALUES (?, ?)", (first, new.payload))

@@ -123,3 +123,22 @@ def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
         "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_message_with_a_key_is_known_also_after_it_would_have_expired(tmp_path):
+    """To send it again was a 400: the sender could not learn what had become of it."""
+
+    async def work(queue):
+        host = Host(queue)
+        ends = int(time.time() * 1000) + 1500
+        first = await host.send("@eve", key="k", expires_at=ends)
+        await asyncio.sleep(1.6)
+        again = await host.send("@eve", key="k", expires_at=ends)
+        assert [row.id for row in again] == [row.id for row in first]
+        with pytest.raises(Problem, match="could never start"):
+            await host.send("@eve", key="new", expires_at=ends)
+        assert len(await host.rows()) == 1
+        with pytest.raises(Problem, match="could never start"):
+            intake.message({"to": "@eve", "content": "", "expires_at": ends}, CONFIG, ends)
+
+    on_queue(tmp_path, work)
