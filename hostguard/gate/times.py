@@ -29,7 +29,7 @@ def waits_since(created_at: int, accepted: int, not_before: int, due: int, now: 
     if not_before <= created_at:
         return since
     asked = now.stamp_of(not_before)
-    return max(asked, since) if asked > 0 and since > 0 else asked
+    return max(asked, since) if since > 0 else asked  # asked may be before this boot, if the clock was set on
 
 
 def due_in_this_boot(due: int, not_before: int, now: Now) -> int:

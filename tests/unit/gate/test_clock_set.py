@@ -16,10 +16,11 @@ from hostguard.core.clock import Clock, Now
 from hostguard.core.model import Kind, Row, State
 from hostguard.gate import run_clients
 from hostguard.gate.run_clients import RunClients
+from hostguard.gate.times import waits_since
 from hostguard.store import deliveries
 from hostguard.turns.drivers.exec_driver import ExecDriver
 
-SECOND, HOUR = 1_000, 3_600_000
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 OTHER_BOOT = "ffffff00-0000-4000-8000-000000000000"
 
 
@@ -78,6 +79,37 @@ def test_the_date_of_a_stamp_is_by_the_clock_as_it_is_set_now():
     assert replace(now, boot=8).known(then.stamp, 10_000) == -10_000
     assert now.stamp_of(now.date - 1_000) == then.stamp
     assert now.stamp_of(10_000) == -10_000, "before this boot"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "skew", "asked_in", "waits"),
+    [
+        (MINUTE, 0, 0, MINUTE),
+        (MINUTE, 0, 20 * SECOND, 40 * SECOND),
+        (MINUTE, 6 * HOUR, 3 * HOUR, MINUTE),
+        (MINUTE, 10 * MINUTE, 9 * MINUTE, MINUTE),
+        (None, 0, 20 * SECOND, 40 * SECOND),
+        (None, 6 * HOUR, 3 * HOUR, 3 * HOUR + MINUTE),
+    ],
+    ids=[
+        "now",
+        "later",
+        "set by hours",
+        "set by minutes",
+        "an earlier boot",
+        "an earlier boot, set by hours",
+    ],
+)
+def test_a_row_that_came_due_because_the_clock_was_set_waits_no_longer_than_it_is_there(
+    accepted, skew, asked_in, waits
+):
+    """One that was accepted a minute ago read 3 h, if the host had been up for less than that."""
+    ticks = 5 * MINUTE
+    now = Now(1_790_000_000_000 + skew, ticks, 1)
+    created = 1_790_000_000_000 - MINUTE
+    stamp = now.of(ticks - accepted) if accepted else 0
+    not_before = created + asked_in if asked_in else 0
+    assert now.since(waits_since(created, stamp, not_before, 0, now)) == waits
 
 
 @pytest.mark.parametrize("skew", [-6 * HOUR, 6 * HOUR])
