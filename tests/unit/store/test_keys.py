@@ -163,7 +163,7 @@ def test_nobody_uses_up_the_key_of_a_schedule_or_a_run(tmp_path):
 
 def test_a_row_that_is_tried_again_keeps_its_key(tmp_path):
     async def work(queue):
-        new = message(key="k", expires_at=9, request={"content": "x", "expires_at": 9})
+        new = message(key="k", expires_at=2_000, request={"content": "x", "expires_at": 2_000})
         row = await ended(queue, new, State.CANCELLED)
         await queue.write(lambda db: deliveries.retry(db, row.id, Now(77)))
         [again], fresh = await put(queue, new)
