@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = 8  # rows that are named
+NAME_MAX = 60  # characters of a name that may be damaged, too
 
 
 class Aside(StrEnum):
@@ -33,8 +34,9 @@ _TEXTS = {
         " sqlite3 {file} .recover. To end this notice, move it away and run hostguard reload"
     ),
     Aside.ROWS: (
-        "{rows} of the queue were damaged and taken out. They are in {file}, a line of JSON each, with their"
-        " messages. Send again what is needed. To end this notice, move it away and run hostguard reload"
+        "damage was found in the queue and taken out: {rows}. It is in {file}, a line of JSON for each row,"
+        " with its message. Send or set again what is needed. To end this notice, move it away and run"
+        " hostguard reload"
     ),
     Aside.UNREPLAYED: (
         "the newest changes of the queue, in its WAL, were damaged: messages that were accepted last may be"
@@ -68,7 +70,8 @@ def _named(file: Path, kind: Aside) -> str:
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):  # the disk is a bad one
                 row = json.loads(line)
-                rows.append(f"{row['table']} {row['row']}")
+                name = row["content"]["name"] if row["table"] == "settings" else row["row"]
+                rows.append(f"{row['table']} {name}".encode(errors="replace").decode()[:NAME_MAX])
     count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     shown = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
     return f"{count} ({shown})" if rows else "rows"

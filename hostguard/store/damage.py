@@ -183,7 +183,8 @@ def set_aside(db: sqlite3.Connection, path: Path, rows: Sequence[Row]) -> list[R
         # Or SQLite misses the entry of a damaged row in an index, and takes the whole file for malformed.
         db.execute("PRAGMA writable_schema=ON")
         for table, key in gone:
-            db.execute(f"DELETE FROM {table} WHERE {_key(db, table)} = ?", (key,))  # noqa: S608
+            where, value = _where(key)
+            db.execute(f"DELETE FROM {table} {where}", (value,))  # noqa: S608
         if "keys" in sums.tables(db):  # of rows that are gone
             db.execute(
                 "DELETE FROM keys WHERE left_at IS NULL AND delivery NOT IN (SELECT id FROM deliveries)"
@@ -217,7 +218,7 @@ def _raise_floor(db: sqlite3.Connection, ids: Sequence[int]) -> None:
 def _record(db: sqlite3.Connection, table: str, key: int | str) -> dict[str, Any] | None:
     """A row as it is kept for a person, a delivery with its message; None if there is none."""
     names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
-    values = next(_rows(db, table, f"WHERE {_key(db, table)} = ?", key), None)
+    values = next(_rows(db, table, *_where(key)), None)
     if values is None:
         return None
     row = {name: _plain(value) for name, value in zip(names, values[1:], strict=True)}
@@ -235,6 +236,13 @@ def _plain(value: Any) -> Any:
 def _key(db: sqlite3.Connection, table: str) -> str:
     """How a row is named: settings of earlier schemas have no rowid."""
     return "name" if table == "settings" and "settings" not in sums.tables(db) else "rowid"
+
+
+def _where(key: int | str) -> tuple[str, int | bytes]:
+    """How the row of this name is found. A name that is not UTF-8 is no text that SQLite takes."""
+    if isinstance(key, int):
+        return "WHERE rowid = ?", key
+    return "WHERE CAST(name AS BLOB) = ?", key.encode(errors="surrogateescape")
 
 
 def _rows(db: sqlite3.Connection, table: str, where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:

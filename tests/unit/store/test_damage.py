@@ -290,6 +290,23 @@ def test_a_damaged_setting_that_is_set_anew_is_whole(tmp_path):
     assert on_queue(tmp_path, work) is None
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("value = 'tru'", "settings pause"), ("name = CAST(x'61ff62' AS TEXT)", "settings a?b")],
+)
+@pytest.mark.parametrize("old", [False, True])
+def test_a_setting_that_is_set_aside_is_told_by_its_name(tmp_path, old, change, named):
+    """It was "settings 1"; a name that is not UTF-8 would have made the status a 500."""
+    if old:
+        shutil.copy(FIRST_RELEASE, tmp_path / DB)
+    with closing(open_database(tmp_path / DB)[0] if not old else sqlite3.connect(tmp_path / DB)) as db, db:
+        db.execute("INSERT OR REPLACE INTO settings (name, value) VALUES ('pause', 'true')")
+    behind(tmp_path / DB, f"UPDATE settings SET {change} WHERE name = 'pause'")
+    notice = opened(tmp_path / DB)[1]
+    assert f"1 row ({named})" in notice
+    notice.encode()
+
+
 def test_what_cannot_be_set_aside_is_reported_as_such(tmp_path):
     async def work(queue):
         def read(db):
