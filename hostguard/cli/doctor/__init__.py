@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.cli import client
-from hostguard.cli.doctor.checks import Check, Host, Level, disk, guard, kernel, memory
+from hostguard.cli.doctor.checks import OUTSIDE, Check, Host, Level, disk, guard, kernel, memory
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.config import load as configuration
 from hostguard.core import paths
@@ -31,10 +31,8 @@ CHECKS = (
 
 # In a container, only its host can change these.
 OF_THE_HOST = frozenset({
-    kernel.cgroup, kernel.io_controller, kernel.memory_controller, kernel.psi, kernel.hung_task,
-    disk.scheduler, memory.dirty_pages, memory.swap,
+    kernel.cgroup, kernel.psi, kernel.hung_task, disk.scheduler, memory.dirty_pages, memory.swap,
 })  # fmt: skip
-OUTSIDE = "# only the host of this container can change this: run hostguard doctor there"
 
 
 def examine(host: Host) -> list[Check]:

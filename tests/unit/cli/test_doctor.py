@@ -143,7 +143,11 @@ def test_a_users_own_manager_has_fewer_controllers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("hostguard.core.paths.USER", True)
     monkeypatch.setattr("os.getuid", lambda: 1001)
     manager = "sys/fs/cgroup/user.slice/user-1001.slice/user@1001.service"
-    files = {**PI_MENDED, f"{manager}/cgroup.controllers": "cpu memory pids\n"}
+    files = {
+        **PI_MENDED,
+        f"{manager}/cgroup.controllers": "cpu memory pids\n",
+        "run/systemd/container": "lxc\n",
+    }
     config = Config(turn=Limits(write_bandwidth=1, memory_max=1 << 20))
     checks = doctor.examine(host(tmp_path, files, config=config, daemon=None, user=True))
     assert one(checks, "io_controller").level is Level.PROBLEM

@@ -13,6 +13,9 @@ from hostguard.linux.disk import Device, mounts_on
 from hostguard.linux.limits import Kernel
 from hostguard.linux.mounts import Mount, by_name, read_mounts
 
+# The fix of what a container cannot change.
+OUTSIDE = "# only the host of this container can change this: run hostguard doctor there"
+
 
 class Level(StrEnum):
     """The severity of a finding, in the order of the report."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
+from hostguard.cli.doctor.checks import OUTSIDE, Check, Host, ok, problem, warning
 from hostguard.cli.doctor.checks.boot import FIRMWARE, add_option, remove_options
 from hostguard.linux.cgroup import CONTROLLERS, MOUNT
 from hostguard.linux.limits import FILES, IO_MAX, configured
@@ -83,6 +83,8 @@ def _controller(host: Host, name: str, limits: list[str], missing: str, why: str
 
 def _held_by_v1(host: Host, name: str) -> bool:
     """Whether the controller is in a hierarchy of version 1: no other one can have it then (cgroups(7))."""
+    if name in host.text(CONTROLLERS).split():
+        return False
     for line in host.text("/proc/cgroups").splitlines():
         subsystem, hierarchy, *_ = line.split("\t")
         if subsystem == V1_NAMES.get(name, name):
@@ -126,6 +128,8 @@ def _enable(host: Host, controller: str, build: str) -> tuple[str, ...]:
             f"mkdir -p {folder}; printf '[Service]\\nDelegate=cpu io memory pids\\n' >{folder}/delegate.conf",
             "systemctl daemon-reload    # then log out and in again",
         )
+    if host.container:
+        return (OUTSIDE,)
     if _held_by_v1(host, controller):
         given = _legacy(host)
         return remove_options(host, *given) if given else add_option(host, "cgroup_no_v1=all")
