@@ -53,7 +53,9 @@ standby = partial(Problem, 503, "standby")  # the guard cannot start until someb
 
 
 def unknown(kind: str, name: object, hint: str) -> Problem:
-    """There is no such mind, channel, delivery or turn. `hint`: what the caller can do."""
+    """There is no such mind, channel, delivery or turn, or none is named. `hint`: what the caller can do."""
+    if name is None or name == "":
+        return bad_request(f"no {kind} is named: {hint}")
     return Problem(404, f"unknown_{kind}", f"there is no {kind} {name!s:.100}: {hint}")
 
 

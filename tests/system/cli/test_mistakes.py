@@ -260,6 +260,8 @@ def test_no_argument_brings_a_traceback(
         ((b"logs", b"@"), 2, "the name is empty"),
         ((b"logs", b"-n", b"9" * 19, b"ada"), 2, "is not in the range"),
         ((b"wake", b""), 2, "the name is empty"),
+        ((b"send", b"@", b"x"), 2, "no mind is named: minds: ada, eve"),
+        ((b"run", b"--mind", b"", b"--", b"true"), 2, "no mind is named: minds: ada, eve"),
         ((b"mind", b"token", b"@"), 2, "the name is empty"),
         ((b"schedule", b"remove", b""), 2, "the name is empty"),
         ((b"events", b"--since", b"9" * 30), 2, "at most 18 digits"),

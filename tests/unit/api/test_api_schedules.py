@@ -120,6 +120,9 @@ def test_its_mind_is_looked_up_as_every_other_is(tmp_path):
         assert (status, answer["code"], answer["detail"]) == (
             404, "unknown_mind", "there is no mind zoe: minds: ann, bob, cat",
         )  # fmt: skip
+        for nobody in ({"mind": ""}, {}):
+            status, answer = await client.add(**{key: DAILY[key] for key in DAILY if key != "mind"}, **nobody)
+            assert (status, answer["detail"]) == (400, "no mind is named: minds: ann, bob, cat")
 
     on_api(tmp_path, work)
 
