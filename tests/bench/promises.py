@@ -156,7 +156,7 @@ class Bench:
             sender.stopped.set()
         for sender in senders:
             sender.join()
-        self.host.wait_for(self._drained, DRAIN_S)
+        self.host.wait_for(self.drained, DRAIN_S)
         return figures(
             way,
             times,
@@ -165,7 +165,8 @@ class Bench:
             self.downs,
         )
 
-    def _drained(self) -> bool:
+    def drained(self) -> bool:
+        """True if no row waits or is in a turn."""
         try:
             return not self.host.call("GET", "/v1/deliveries")["deliveries"]
         except (httpx.TransportError, AssertionError):

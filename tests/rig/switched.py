@@ -65,6 +65,11 @@ class Switched:
         """/var/lib/hostguard, from outside."""
         return self._folder / "state"
 
+    @property
+    def etc(self) -> Path:
+        """/etc/hostguard, from outside."""
+        return self._folder / "etc"
+
     # -- on and off
 
     def boot(self, config: str | None = None, start: bool = True) -> None:
