@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import httpx
 from guard import DISK, Guard, wait_for
 from guarded import LONG_S
 from resident_host import ResidentHost
@@ -146,6 +147,23 @@ class AnythingHost(ResidentHost):
     def restart(self) -> None:
         self.interruptions += 1
         self.guard.restart()
+
+    def start_with_bad_configuration(self, how: str) -> None:
+        """Start the guard with a file that it cannot read: it is on standby until the file is mended."""
+        self.interruptions += 1
+        file = Path("/etc/hostguard/hostguard.toml")
+        good = file.read_text()
+        file.write_text(f"{good}\n[limits\n")
+        (self.guard.restart if how == "restart" else self.guard.kill)()
+        wait_for(lambda: self._state() == "standby", LONG_S)
+        file.write_text(good)
+        wait_for(lambda: self._state() == "running", LONG_S)
+
+    def _state(self) -> str:
+        with suppress(httpx.TransportError):
+            answer = self.api.get("/v1/status").json()
+            return str(answer.get("state", answer.get("code")))
+        return ""
 
     def cap(self, value: int) -> None:
         """Set the global cap."""

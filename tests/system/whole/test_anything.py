@@ -182,6 +182,11 @@ def restart(host: AnythingHost) -> None:
     host.restart()
 
 
+@step(how=("restart", "kill"))
+def break_the_configuration(host: AnythingHost, how: str) -> None:
+    host.start_with_bad_configuration(how)
+
+
 @step()
 def reload(host: AnythingHost) -> None:
     host.guard.reload()

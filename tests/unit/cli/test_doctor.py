@@ -27,7 +27,7 @@ from doctor_hosts import (
 from trees import build
 
 from hostguard.cli import doctor
-from hostguard.cli.doctor.checks import Host, Level
+from hostguard.cli.doctor.checks import OUTSIDE, Host, Level
 from hostguard.cli.verbs.doctor import command, report
 from hostguard.core.model import Config, Limits
 from hostguard.linux.disk import of_btrfs
@@ -167,7 +167,7 @@ def test_a_container_with_systemd(tmp_path: Path) -> None:
     problems = {name for name, level in levels(checks).items() if level is Level.PROBLEM}
     assert problems == {"daemon", "device", "limits", "io_controller", "memory_controller"}
     for name in ("io_controller", "memory_controller"):
-        assert one(checks, name).mend == (doctor.OUTSIDE,)
+        assert one(checks, name).mend == (OUTSIDE,)
 
 
 def test_a_container_without_systemd_hears_only_that(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from doctor_hosts import CGROUP2, DEBIAN_CARD, MMC_MOUNTS, PI, PI_CMDLINE, PSI, 
 from trees import build
 
 from hostguard.cli import doctor
-from hostguard.cli.doctor.checks import Check, Level
+from hostguard.cli.doctor.checks import OUTSIDE, Check, Level
 from hostguard.config.load import load
 from hostguard.linux.disk import Device, choose
 
@@ -172,7 +172,7 @@ def test_in_a_container_the_host_is_where_to_type(tmp_path: Path, mark: Files) -
     ill = host(tmp_path, {**NO_PSI, **held("memory", "/sys/fs/cgroup/memory"), **mark})
     checks = doctor.examine(ill)
     for name in ("psi", "memory_controller", "dirty_pages", "swap"):
-        assert one(checks, name).mend == (doctor.OUTSIDE,)
+        assert one(checks, name).mend == (OUTSIDE,)
     assert "systemd-journald" in " ".join(one(checks, "journal").mend)  # the container has its own
 
 
