@@ -132,7 +132,8 @@ class AnythingHost(ResidentHost):
         text = f"run {self.count}"
         command = f"echo {text} >>{RUN_LOG}; sleep 0.05"
         argv = ["hostguard", "run", "--mind", mind, "--", "sh", "-c", command]
-        self.runs[text] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with errors_of(text).open("w") as errors:
+            self.runs[text] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=errors)
 
     def stop_scope(self, scope: str, signal: str | None) -> None:
         """`systemctl stop` it, or kill what is in it; it may have ended by itself."""
@@ -241,3 +242,8 @@ class Scopes(threading.Thread):
 
 def routes_of(name: str) -> Path:
     return DISK / f"routes-of-{name}.json"
+
+
+def errors_of(run: str) -> Path:
+    """What that `hostguard run` wrote to standard error."""
+    return DISK / f"{run}.err"
