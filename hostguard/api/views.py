@@ -157,10 +157,10 @@ class Views:
         }
 
     def minds(self) -> list[Json]:
-        """Every configured mind, and those that only have rows or scopes, or sleep."""
+        """Every configured mind, and those that only have rows, scopes or dead letters, or sleep."""
         names = [*self._policy.config.minds]
         others = {*self._backlog.mind_names(), *(turn.live.mind for turn in self._live)}
-        others = {*others, *self._policy.sleepy_minds()} - {*names, ""}
+        others = {*others, *self._policy.sleepy_minds(), *self._health.with_dead()} - {*names, ""}
         return [self.mind(name) for name in [*names, *sorted(others)]]
 
     def mind(self, name: str) -> Json:

@@ -73,6 +73,10 @@ class Health:
         """The mind's failures in a row; None if its last turn went well."""
         return self._failing.get(mind)
 
+    def with_dead(self) -> list[str]:
+        """The minds that have dead letters, also those that are no longer configured."""
+        return [mind for mind, count in self._dead.items() if count > 0]
+
     def dead(self, mind: str) -> int:
         """How many dead letters the mind has."""
         return self._dead[mind]

@@ -105,6 +105,11 @@ def test_dead_letters(failing: GuardedHost) -> None:
     assert metric(host, 'hostguard_dead_letters_kept{mind="ada"} 1.0')
     host.guard.restart()
     first(host, "dead")
+    host.guard.configure(MINDS.replace("ada", "eve"))
+    host.guard.reload()
+    first(host, "dead")  # a mind that was removed has it, too
+    host.guard.configure(MINDS)
+    host.guard.reload()
     host.guard.cli("dead", "drop", str(row))
     assert "dead_letters" not in [one["code"] for one in host.get("/v1/status")["problems"]]
     assert mind(host, "ada")["dead"] == 0

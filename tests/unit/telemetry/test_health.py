@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from onqueue import message, on_queue, put
 from played import CRASH, EXIT_3, OK, on_manager
-from scrapes import CONFIG, end, send
+from scrapes import CONFIG, end, send, views_of
 
 from hostguard.core import outcome
 from hostguard.core.clock import Now
 from hostguard.core.model import State
 from hostguard.store import deliveries, failures
 from hostguard.telemetry.health import Health
+from hostguard.telemetry.problems import of_minds
 
 STOPPED = outcome.Ending("stopped", "stopped on request", 143)
 
@@ -100,3 +101,15 @@ def test_dead_letters_and_attempts_of_what_waits_count_after_a_restart(tmp_path)
         assert (health.failing("ada").in_a_row, health.failing("ada").reason) == (12, "503")
 
     on_queue(tmp_path, work)
+
+
+def test_dead_letters_of_a_mind_that_was_removed_are_told(tmp_path):
+    async def work(manager):
+        await stored(manager.queue, "gone", State.DEAD, {"outcome": "refused", "reason": "500"}, attempts=10)
+        manager.parts.health.load((), await manager.queue.read(failures.dead))
+        told = of_minds(views_of(manager).minds(), ())
+        assert told["dead_letters"] == "1 of gone (hostguard dead list)"
+        manager.parts.health.dead_letter_gone("gone")
+        assert "gone" not in [mind["name"] for mind in views_of(manager).minds()]
+
+    on_manager(tmp_path, work, CONFIG)
