@@ -87,6 +87,18 @@ def test_another_request_with_the_key_is_refused_and_says_what_differs(
     assert scripted.order() == [row]
 
 
+def test_a_message_is_known_also_once_it_would_have_expired(scripted: ScriptedHost) -> None:
+    scripted.start("a")
+    ends = now() + 5_000
+    row = scripted.send("@a", "", key="k", expires_at=ends)
+    scripted.done(row)
+    wait_for(lambda: now() > ends)
+    again = ask(scripted, key="k", expires_at=ends)
+    assert (again.status_code, again.json()["deliveries"][0]["state"]) == (200, "done")
+    assert ask(scripted, key="new", expires_at=ends).status_code == 400
+    assert scripted.order() == [row]
+
+
 def test_an_empty_key_is_refused(scripted: ScriptedHost) -> None:
     scripted.start("a")
     assert ask(scripted, key="").status_code == 400

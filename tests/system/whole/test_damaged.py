@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from guard import wait_for
+from guarded import LONG_S
 from scripted_host import ScriptedHost
 
 from hostguard.core import paths
@@ -225,6 +226,26 @@ def test_damage_met_at_work_is_set_aside_and_its_waiter_told(scripted: ScriptedH
     assert answer.status_code == 404, answer.text
     assert sorted(scripted.order()) == [row for row in rows if row not in (2, 4)]
     assert len(asides()) == 2
+    shown_well(scripted)
+    removed(scripted)
+
+
+def test_damage_of_a_row_whose_turn_runs_does_not_look_whole_once_that_ends(scripted: ScriptedHost) -> None:
+    """The end stored a right checksum for what the card had changed; bad text in it was told as a bug."""
+    scripted.start("abc")
+    rows = [scripted.send(f"@{mind}", f"wait_go; : {SECRET}") for mind in "abc"]
+    scripted.wait_started(*rows)
+    sql(f"UPDATE deliveries SET session = 'other' WHERE id = {rows[0]}")()
+    sql(f"UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = {rows[1]}")()
+    scripted.go(*rows)
+    scripted.done(rows[2])
+    wait_for(lambda: not scripted.turns(), LONG_S)
+    for row in rows[:2]:
+        assert scripted.api.get(f"/v1/deliveries/{row}").status_code == 404
+    kept = {json.loads(line)["row"] for file in asides() for line in file.read_text().splitlines()}
+    assert kept == set(rows[:2])
+    assert "write_failed" not in [one["code"] for one in scripted.get("/v1/status")["problems"]]
+    assert told(scripted)
     shown_well(scripted)
     removed(scripted)
 
