@@ -177,7 +177,7 @@ class Parts:
 
         redrive.subscribe(dispatcher.redrive)
         queue.trouble_changed.subscribe(lambda _: redrive.send(signals.Redrive()))
-        queue.rows_set_aside.subscribe(lambda gone: waiters.tell(*gone.ids))
+        queue.rows_set_aside.subscribe(dispatcher.rows_set_aside)
         turn_ended.subscribe(dispatcher.turn_ended)
         rows_stored.subscribe(lambda stored: dispatcher.admit(stored.rows))
         unit_started.subscribe(self.residents.unit_started)

@@ -255,6 +255,16 @@ class Backlog:
                 self._fresh.append(first)
         return True
 
+    def forget(self, ids: Collection[int]) -> None:
+        """Remove these rows, wherever they are: they are not stored any more. O(all rows)."""
+        for name, rows in list(self._minds.items()):
+            for session, queued in list(rows.sessions.items()):
+                for id_ in list(queued) if isinstance(queued, deque) else [queued]:
+                    if id_ in ids:
+                        self.remove(id_, name, session)
+        for id_ in ids:
+            self._forget_later(id_)
+
     def _forget_later(self, id_: int) -> Row | None:
         row = self._later_rows.pop(id_, None)
         if row is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hostguard.core.clock import AGAIN_MS, CHECK_S, Clock, Now
 from hostguard.core.model import Delivery, Fold, Hold, Kind, Row, Start, State
 from hostguard.core.reasons import HOST, SESSION, Reason
-from hostguard.core.signals import Pumped, Redrive, SessionChanged, Signal
+from hostguard.core.signals import Pumped, Redrive, RowsSetAside, SessionChanged, Signal
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
@@ -149,6 +149,12 @@ class Dispatcher:
                 put_back(again, now)
         if turn.live.session is not None:
             self._session_changed.send(SessionChanged(turn.live.mind, turn.live.session, False))
+        self.pump()
+
+    def rows_set_aside(self, gone: RowsSetAside) -> None:
+        """Rows were damaged, and are not stored any more: others may have waited behind them."""
+        self._backlog.forget(frozenset(gone.ids))
+        self._ledger.lost(gone.ids)
         self.pump()
 
     def redrive(self, cause: Redrive) -> None:

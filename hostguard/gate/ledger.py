@@ -213,6 +213,15 @@ class Ledger:
         exit_record.forget(turn_id)  # of a turn that never ran
         self.waiters.tell(row.id)
 
+    def lost(self, ids: Collection[int]) -> None:
+        """Rows were damaged, and are not stored any more: whoever waits for them is told."""
+        for id_ in ids:
+            self._holds.pop(id_, None)
+            self._attempts.pop(id_, None)
+            self._expiries.forget(id_)
+            self._tell_caller(id_, State.CANCELLED, "its row in the queue was damaged")
+        self.waiters.tell(*ids)
+
     def _tell_caller(self, id_: int, state: State, text: str) -> None:
         caller = self._run_clients.take(id_)
         if caller is not None:

@@ -219,6 +219,7 @@ def test_damage_met_at_work_is_set_aside_and_its_waiter_told(scripted: ScriptedH
     sql("UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = 4")()
     assert waiting(scripted) == [row for row in rows if row != 4]
     assert "deliveries 4" in told(scripted)
+    wait_for(lambda: scripted.get("/v1/status")["held"] == len(rows) - 1, LONG_S)
     sql("UPDATE payloads SET body = CAST(replace(body, '1', '3') AS BLOB) WHERE id = 2")()
     scripted.post("/v1/resume")
     scripted.done(*(row for row in rows if row not in (2, 4)))

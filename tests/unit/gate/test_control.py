@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from onqueue import message, put, to
@@ -433,6 +435,29 @@ async def run_row(manager):
     new = New(to("a", kind=Kind.RUN), b"{}", now_ms(), key="k")
     (row,) = (await manager.parts.acceptor.store(new, client)).rows
     return row, client
+
+
+def test_rows_that_are_set_aside_wait_no_more(tmp_path):
+    """They were counted, and shown as the longest wait; a `hostguard run` was never told."""
+
+    async def work(manager):
+        run, client = await run_row(manager)
+        first, later = await sent(manager, "a"), await sent(manager, "b", not_before=now_ms() + 60_000)
+        stays = await sent(manager, "a")
+        gone = [run.id, first.id, later.id]
+        with closing(sqlite3.connect(tmp_path / "queue.db")) as db, db:
+            db.executemany("UPDATE deliveries SET session = 's' WHERE id = ?", [(id_,) for id_ in gone])
+        with manager.ledger.waiters.waiter(first.id) as waiter:
+            await manager.queue.read(lambda db: deliveries.select(db, (), None, 0, 100))
+            await settled(manager)
+            assert waiter.done()
+        assert [manager.backlog.total(mind) for mind in "ab"] == [1, 0]
+        assert manager.backlog.first("a").id == stays.id
+        told = [client.events.get_nowait() for _ in range(client.events.qsize())]
+        assert told[-1] == {"event": "cancelled", "detail": "its row in the queue was damaged"}
+        client.close()
+
+    on_manager(tmp_path, work)
 
 
 def test_a_client_that_leaves_ends_its_run(tmp_path):
