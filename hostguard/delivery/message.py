@@ -65,7 +65,7 @@ class Message:
         }  # fmt: skip
         return New(
             targets, self.raw, now, self.key, sender, channel, self.not_before, self.expires_at, request,
-            self.owner,
+            self.owner, late=0 < self.expires_at <= now,
         )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class New:
     `created_at` and `accepted` are of the same moment, a date and a stamp.
     `payload` is a JSON object in UTF-8. It has `session` only if the sender named one; a mind gets the row's.
     `request`: what the sender asked for, by name: with the same `key` it must be the same. `owner`: whose key
-    it is (keys.py).
+    it is (keys.py). `late`: it has expired, and is only looked for by its key.
     """
 
     targets: Sequence[Target]
@@ -68,6 +68,7 @@ class New:
     request: Mapping[str, Any] = field(default_factory=dict)
     owner: str = keys.SENDER
     accepted: int = 0
+    late: bool = False
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
@@ -96,10 +97,9 @@ def enqueue(
     known = _known(db, new, request)
     have = {row.mind for row in known}
     targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
-    late = new.owner == keys.SENDER and new.key is not None and 0 < new.expires_at <= new.created_at
-    if not targets or late:
+    if not targets or new.late:
         if not known:
-            raise Late if late else Full
+            raise Late if new.late else Full
         return known, []
     first = max(last_id(db), floor) + 1
     db.execute("INSERT INTO payloads (id, body) VALUES (?, ?)", (first, new.payload))
