@@ -12,10 +12,11 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hostguard.core.model import Kind, State
+from hostguard.core.model import Kind, Schedule, State
 from hostguard.store import asides, sums
 from hostguard.store.schema import WrongSchema
 from hostguard.store.sums import Damaged, Row
@@ -150,6 +151,24 @@ def _is_json(text: Any) -> bool:
     return False
 
 
+def _is_setting(row: dict[str, Any]) -> bool:
+    """True if it has the keys without which every start would fail."""
+    if not _is_json(row["value"]):
+        return False
+    value = json.loads(row["value"])
+    for prefix, (needed, known) in _SETTINGS.items():
+        if row["name"].startswith(prefix):
+            return isinstance(value, dict) and needed <= value.keys() and (not known or value.keys() <= known)
+    return True
+
+
+# The keys that a setting needs, and those that it may have if others are a fault.
+_SETTINGS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "limit.": (frozenset({"value", "boot"}), frozenset()),
+    "sleep.mind.": (frozenset({"since", "until"}), frozenset()),
+    "fired.": (frozenset({"seen", "last", "of"}), frozenset()),
+    "schedule.": (frozenset({"mind"}), frozenset(item.name for item in fields(Schedule))),
+}
 _STATES, _KINDS = frozenset(map(str, State)), frozenset(map(str, Kind))
 # What the constraints of the checked schema demand of rows.
 _OLD: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -158,7 +177,7 @@ _OLD: dict[str, Callable[[dict[str, Any]], bool]] = {
         and _is_json(row["result"])
     ),
     "payloads": lambda row: row["id"] > 0 and _is_json(row["body"]),
-    "settings": lambda row: _is_json(row["value"]),
+    "settings": _is_setting,
     "points": lambda row: 0 <= row["level"] <= 2,
     "incidents": lambda row: 0 <= row["level"] <= 2,
 }  # fmt: skip

@@ -331,6 +331,20 @@ OLD = [
     ("UPDATE payloads SET body = x'7b' WHERE id = 1", "payloads", 1),
     ("DELETE FROM payloads WHERE id = 1", "deliveries", 1),
     ("UPDATE settings SET value = 'tru' WHERE name = 'pause'", "settings", "pause"),
+    *(
+        (
+            f"UPDATE settings SET value = replace(value, '{key}', 'vamue') WHERE name = '{name}'",
+            "settings",
+            name,
+        )
+        for name, key in (
+            ("limit.mind_concurrent_turns.mind.dora", "value"),
+            ("fired.kept", "last"),
+            ("sleep.mind.alice", "until"),
+            ("schedule.kept", "mind"),
+            ("schedule.kept", "enabled"),
+        )
+    ),
 ]
 
 
