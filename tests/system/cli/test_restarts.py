@@ -127,6 +127,20 @@ def test_streams_connect_again(scripted: ScriptedHost, how: str) -> None:
     assert [e["delivery"] for e in found if e["type"] == "ended"] == [1, 2], "each once"
 
 
+def test_what_a_command_gave_up_is_not_carried_out_later(scripted: ScriptedHost) -> None:
+    """The daemon hangs: the request waits in the socket, and is there still when the daemon goes on."""
+    scripted.start("a")
+    scripted.guard.kill("STOP")
+    began = time.monotonic()
+    said = scripted.guard.cli("send", "@a", check=False)
+    assert (said.returncode, "so nothing was done" in said.stderr) == (3, True), said
+    assert time.monotonic() - began < LONG_S / 2
+    scripted.guard.kill("CONT")
+    row = scripted.send("@a")
+    scripted.done(row)
+    assert scripted.order() == [row] == [1]
+
+
 @pytest.mark.parametrize("key", ["k", None])
 def test_a_message_whose_answer_is_lost_is_sent_again_if_it_has_a_key(
     scripted: ScriptedHost, key: str | None
