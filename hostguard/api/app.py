@@ -52,7 +52,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         error = unknown("path", request.url.path, "see hostguard-api(7)")
     elif isinstance(error, HTTPException):
         error = bad_request(f"{request.method} is not allowed here")
-    return problem(error if isinstance(error, Problem) else internal(error))
+    return problem(error if isinstance(error, Problem) else internal(repr(error)))
 
 
 def make_app(*objects: object) -> Starlette:

@@ -59,6 +59,6 @@ def unknown(kind: str, name: object, hint: str) -> Problem:
     return Problem(404, f"unknown_{kind}", f"there is no {kind} {name!s:.100}: {hint}")
 
 
-def internal(error: Exception) -> Problem:
-    """An error in hostguard itself."""
-    return Problem(500, "internal", f"{error!r}: journalctl -u hostguard has the details")
+def internal(what: str) -> Problem:
+    """An error in hostguard itself; `what` names it."""
+    return Problem(500, "internal", f"a bug in hostguard: {what}; journalctl -u hostguard has the details")

@@ -150,7 +150,7 @@ class Acceptor:
         except Unavailable as error:
             raise unavailable(f"the queue accepts no writes: {error}") from error
         except Faulty as error:
-            raise internal(error) from error
+            raise internal(str(error)) from error
         except deliveries.KeyReused as used:
             text = f"the key {new.key} was used for another message, delivery {used.delivery}"
             more = {"delivery": used.delivery, "differs": used.differs}

@@ -54,7 +54,7 @@ async def write(
         raise unavailable(f"the queue accepts no writes: {error}") from error
     except Faulty as error:
         undone()
-        raise internal(error) from error
+        raise internal(str(error)) from error
     except Refused:
         undone()
         raise

@@ -109,14 +109,21 @@ def _wrong(db):
     raise KeyError("a secret")
 
 
-@pytest.mark.parametrize("fails", [_fail, _wrong])
-def test_what_is_not_stored_is_undone_once(tmp_path, fails):
+@pytest.mark.parametrize(
+    ("fails", "status", "text"),
+    [
+        (_fail, 503, "the queue accepts no writes: "),
+        (_wrong, 500, "a bug in hostguard: KeyError in _wrong (test_requests.py:"),
+    ],
+)
+def test_what_is_not_stored_is_undone_once(tmp_path, fails, status, text):
     async def work(queue):
         told, undone = [], []
         with pytest.raises(Problem) as problem:
             await requests.write(queue, fails, told.append, lambda: undone.append(1))
         assert (told, undone) == ([], [1])
-        assert problem.value.status == (503 if fails is _fail else 500)
+        assert problem.value.status == status
+        assert problem.value.detail.startswith(text)
         assert "secret" not in problem.value.detail
 
         def refuse(db):
