@@ -174,7 +174,7 @@ def test_run():
     ("body", "code"),
     [
         ({"mind": "nobody", "key": "k"}, "unknown_mind"),
-        ({"mind": None, "key": "k"}, "unknown_mind"),
+        ({"mind": None, "key": "k"}, "bad_request"),
         ({"mind": "ada"}, "bad_request"),
         ({"mind": "ada", "key": "k", "max_wait_s": -1}, "bad_request"),
         ({"mind": "ada", "key": "k", "max_wait_s": float("nan")}, "bad_request"),
