@@ -62,3 +62,14 @@ def unknown(kind: str, name: object, hint: str) -> Problem:
 def internal(what: str) -> Problem:
     """An error in hostguard itself; `what` names it."""
     return Problem(500, "internal", f"a bug in hostguard: {what}; journalctl -u hostguard has the details")
+
+
+def named(error: BaseException) -> str:
+    """The type of an error and where it was raised: its text may quote a message."""
+    name, trace = getattr(error, "sqlite_errorname", type(error).__name__), error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return str(name)
+    code = trace.tb_frame.f_code
+    return f"{name} in {code.co_name} ({code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"

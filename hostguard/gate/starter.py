@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hostguard.core import payload
 from hostguard.core.clock import AGAIN_MS, Now
+from hostguard.core.errors import named
 from hostguard.core.model import LiveTurn, Row, State
 from hostguard.core.outcome import NEVER_BEGAN, Ending, turn_id
 from hostguard.core.ports import Configured, RowSource
@@ -70,7 +71,7 @@ class Starter:
                 if turn.delivery is None:
                     self._put_back(turn, row)
                 else:
-                    ending = Ending("not_started", f"a bug in hostguard: {error!r}", failed=True)
+                    ending = Ending("not_started", f"a bug in hostguard: {named(error)}", failed=True)
                     self._scopes.give_up(turn, ending)
             if not isinstance(error, Exception):
                 raise

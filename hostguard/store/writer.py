@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hostguard.core.errors import named
 from hostguard.core.signals import QueueDamaged, QueueTrouble, RowsSetAside, Signal
 from hostguard.store import asides, damage
 from hostguard.store.connection import ROOM, connect, explained, open_database, suspect
@@ -265,7 +266,7 @@ class Queue:
             log.error("cannot write to %s: %s", self.path, error)
             self._suspect(error)
         else:
-            return Faulty(_place(error))
+            return Faulty(named(error))
         return (Locked if code == sqlite3.SQLITE_BUSY else Unavailable)(f"{self.path}: {error}")
 
     def _commit_without_damage(self, batch: list[Write[object]]) -> list[Done]:
@@ -365,17 +366,6 @@ def once_stored(future: asyncio.Future[T], then: Callable[[T], None]) -> None:
             then(future.result())
 
     future.add_done_callback(done)
-
-
-def _place(error: BaseException) -> str:
-    """The type of an error, and where it was raised."""
-    name, trace = getattr(error, "sqlite_errorname", type(error).__name__), error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return str(name)
-    code = trace.tb_frame.f_code
-    return f"{name} in {code.co_name} ({Path(code.co_filename).name}:{trace.tb_lineno})"
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str | None]:

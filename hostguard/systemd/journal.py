@@ -97,19 +97,29 @@ class Handler(logging.Handler):
 
 
 class _Formatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The text of a record; of asyncio's only the first line: the next show texts of errors."""
+        text = super().formatMessage(record)
+        return text.partition("\n")[0] if record.name == "asyncio" else text
+
     def formatException(self, ei: Any) -> str:
-        """A traceback without source lines, which would be read from the disk."""
-        shown = traceback.TracebackException(*ei, lookup_lines=False)
-        _drop_source(shown)
-        return "".join(shown.format()).rstrip()
+        """A traceback without source lines, which would be read from the disk, and without the errors' texts,
+        which may quote a message."""
+        return _shown(ei[1])
 
 
-def _drop_source(shown: traceback.TracebackException) -> None:
-    frames = [(frame.filename, frame.lineno or 0, frame.name, "") for frame in shown.stack]
-    shown.stack = traceback.StackSummary.from_list(frames)
-    for other in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
-        if other is not None:
-            _drop_source(other)
+def _shown(error: BaseException) -> str:
+    """The error and those that led to it, the first one first."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    text = _shown(before) + "\n\nthen:\n" if before is not None else ""
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    plain = [(frame.filename, frame.lineno or 0, frame.name, "") for frame in frames]
+    text += "".join(traceback.StackSummary.from_list(plain).format()) + type(error).__qualname__
+    if isinstance(error, OSError):
+        text += f": {error.strerror}"
+    for other in getattr(error, "exceptions", ()):
+        text += f"\n\nin it:\n{_shown(other)}"
+    return text
 
 
 def take_over(journal: Journal) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hostguard.core.errors import named
 from hostguard.core.model import Delivery, Mind
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class MindClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Posted(Outcome.REFUSED, f"the connection broke: {error or type(error).__name__}")
         except Exception as error:  # such as a UnicodeError for a host name that cannot be encoded
-            return Posted(Outcome.REFUSED, f"{mind.url} cannot be posted to: {error!r}")
+            return Posted(Outcome.REFUSED, f"{mind.url} cannot be posted to: {named(error)}")
         if answer.is_success:
             return Posted(Outcome.TAKEN)
         return Posted(Outcome.REFUSED, f"HTTP {answer.status_code}{f': {said}' if said else ''}")

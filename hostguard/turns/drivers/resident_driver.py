@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from hostguard.core import outcome, payload
 from hostguard.core.clock import AGAIN_MS
+from hostguard.core.errors import named
 from hostguard.core.model import Config, Delivery, Mind, Row, Waited
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
@@ -137,7 +138,7 @@ class ResidentDriver(TurnDriver):
             if self._closing:
                 raise
             log.exception("turn %s cannot continue", turn.live.id)
-            self.finish(turn, Ending("refused", f"a bug in hostguard: {error!r}", failed=True))
+            self.finish(turn, Ending("refused", f"a bug in hostguard: {named(error)}", failed=True))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -213,7 +214,7 @@ class ResidentDriver(TurnDriver):
             posted = await self._post(turn, mind, delivery, raw, waited)
         except BaseException as error:
             if not self._closing:
-                ending = Ending("refused", f"a bug in hostguard: {error!r}", failed=True)
+                ending = Ending("refused", f"a bug in hostguard: {named(error)}", failed=True)
                 self._settle(delivery, turn, ending, waited)
             raise
         if posted.outcome is not Outcome.TAKEN:
