@@ -71,7 +71,9 @@ class Turns:
         config = self._policy.config
         new = message.run(await json_object(request, body_max(config.payload_max)), config, now_ms())
         if self._run_clients.pid_waits(pid) or self._scopes.owns(pid):
-            raise conflict(f"process {pid} already waits for a turn or has one")
+            raise conflict(
+                f"process {pid} already waits for a turn or has one: leave out the inner hostguard run"
+            )
         try:
             caller = RunClient(pid, uid)
         except OSError as error:

@@ -60,8 +60,9 @@ def _pairs(answer: Any) -> list[tuple[str, object]]:
     step_in, frozen = answer["next_step_in_s"], answer.get("frozen")
     samples = answer["samples"]
     looked = time.clock_gettime(time.CLOCK_BOOTTIME) - samples[-1]["at"] if samples else None
+    known = f"{answer['level']} since {clock(answer['since'])}"
     return [
-        ("Level", f"{answer['level']} since {clock(answer['since'])}"),
+        ("Level", known if answer["disk"] == "ok" else "unknown: no disk is watched"),
         ("Evidence", answer["evidence"]),
         ("Last sample", None if looked is None else f"{duration(max(looked, 0))} ago"),
         ("Live turns", _live(answer)),

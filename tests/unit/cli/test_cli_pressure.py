@@ -79,6 +79,7 @@ def test_it_says_how_the_disk_is_and_how_many_may_run(daemon: StandIn) -> None:
         ),
         ({"cap": None}, "Live turns: 4, which may finish; only 1 at a time now, then 8 (8 configured)"),
         ({"disk": "the kernel has no sda any more"}, "Disk: the kernel has no sda any more"),
+        ({"disk": "the kernel has no sda any more", "level": "calm"}, "Level: unknown: no disk is watched"),
         ({"next_step_in_s": 12.4}, "One more: in 12s if it stays calm"),
         ({"frozen": ["a.scope", "b.scope"]}, "Frozen: a.scope, b.scope"),
         ({"tightened": True}, "Tightened: yes"),
