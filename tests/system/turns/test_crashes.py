@@ -128,7 +128,10 @@ def test_case_35_two_starts_name_the_same_process(scripted: ScriptedHost) -> Non
             return list(json.loads(stdout.readline()))
 
         assert heard() == ["held"]
-        assert heard() == [409, f"process {process.pid} already waits for a turn or has one"]
+        assert heard() == [
+            409,
+            f"process {process.pid} already waits for a turn or has one: leave out the inner hostguard run",
+        ]
         scripted.go(running)
         assert heard() == ["start"]
         status, cgroup = heard()
