@@ -19,3 +19,9 @@ def tree(request: pytest.FixtureRequest) -> Path:
         [ROOT / "tests/rig/tree", request.param], stdout=subprocess.PIPE, text=True, check=True
     )
     return Path(made.stdout.strip())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """httpcore leaves the socket of a connection that is refused to the garbage collector."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))

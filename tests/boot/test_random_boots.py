@@ -17,14 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from searches import sized
 
 from tests.bench.promises import MINDS, Bench, Sender, figures
 from tests.rig.switched import Switched
-
-# httpcore leaves the socket of a connection that is refused to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 STEPS = 12
 BROKEN = ('[minds.m0]\ncommand = "no list"\n', "[limits\n", "[limits]\nglobal_concurrent_turns = -1\n")

@@ -98,7 +98,7 @@ class Served:
             self.history.note(now - DAY + minute * MINUTE, seen, trouble)
         self.status = status(
             live=[turn("17", "ada", 65, started_at=now - 65_000), turn("18", "bob", 4, started_at=now - 4000)],
-            minds=[mind("ada", held=3, hold=hold(9, None, "global_cap", "x")), mind("bob")], held=3, turns=2,
+            minds=[mind("ada", held=3, hold=hold(9, 12, "global_cap", "x")), mind("bob")], held=3, turns=2,
         )  # fmt: skip
 
     def call(self, work: Any) -> Any:
