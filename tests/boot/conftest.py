@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from suites import SUITES
 
 ROOT = Path(__file__).parents[2]
-SUITES = os.environ.get("HOSTGUARD_TESTS_BOOT", "bookworm trixie").split()
 
 
 @pytest.fixture(scope="session", params=SUITES)
