@@ -95,6 +95,9 @@ class NewerSchema(Broken):
         self.guard.cli("reload", check=False)  # else within 30 s
 
 
+UNUSED = Path("/var/lib/hostguard.unused")  # it may have what the package's own guard left in it
+
+
 class NoPlace(Broken):
     reason = "/var/lib/hostguard, which leads to /mnt/gone, cannot be the directory of the queue"
     own_process = False
@@ -102,7 +105,7 @@ class NoPlace(Broken):
     def damage(self) -> None:
         """The state is on a disk of its own, by a link, and the disk is not there."""
         run("umount", str(STATE))
-        STATE.rmdir()
+        STATE.rename(UNUSED)
         STATE.symlink_to("/mnt/gone")
 
     def repair(self) -> None:
@@ -116,7 +119,7 @@ class NoPlace(Broken):
             run("umount", "/mnt/gone")
             Path("/mnt/gone").rmdir()
         STATE.unlink()
-        STATE.mkdir()
+        UNUSED.rename(STATE)
         run("mount", "--bind", str(self.guard.state), str(STATE))
 
 

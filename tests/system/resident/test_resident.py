@@ -115,7 +115,7 @@ def test_who_waited_more_than_a_minute_is_told_how_long_and_behind_what(host: Re
     first = host.send("m", "a !work=1.5", session="a")
     unit = host.in_turn(first)["unit"]
     rows = [host.send("m", content, session="b") for content in ("old", "old too", "new")]
-    host.sql("UPDATE deliveries SET created_at = created_at - 100000 WHERE id IN (?, ?)", *rows[:2])
+    host.sql("UPDATE deliveries SET accepted = accepted - 100000 WHERE id IN (?, ?)", *rows[:2])
     host.done(first, *rows)
     old, old_too, new = mind.contents("b")
     assert old.startswith("[hostguard held this message for 1 min 4"), old
