@@ -22,7 +22,7 @@ from resident_host import ResidentHost
 
 from hostguard.core import paths
 
-LOOP_S = 30.0  # a loop would show: a restart every 5 s, or several a second with a connection in the backlog
+LOOP_S = 12.0  # a loop would show: a restart every 5 s, or several a second with a connection in the backlog
 VERBS = (
     ("status",), ("minds",), ("turns",), ("queue",), ("why", "1"), ("send", "@ada", "x"), ("cancel", "1"),
     ("stop", "1"), ("pause",), ("resume",), ("limit", "show"), ("limit", "set", "global_concurrent_turns=1"),
