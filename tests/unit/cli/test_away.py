@@ -36,12 +36,16 @@ def test_what_does_not_pass_is_not_borne(error: CliError) -> None:
     assert raised.value is error
 
 
+def bear_until(met: Away, pauses: list[float], paused_s: float) -> None:
+    while sum(pauses) < paused_s:
+        met.bear(GONE)
+
+
 def test_one_that_stays_away_is_given_up_with_the_hint(pauses: list[float]) -> None:
     met = Away("; see 7")
     met.bear(LOST)  # it was there
     with pytest.raises(CliError, match=r"not running.*; see 7") as raised:
-        while sum(pauses) < AWAY_S + 1:
-            met.bear(GONE)
+        bear_until(met, pauses, AWAY_S + 1)
     assert sum(pauses) >= AWAY_S
     assert raised.value.exit_code == 3
     met.back()
