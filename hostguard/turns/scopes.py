@@ -217,6 +217,7 @@ class Scopes:
         if self.stopping and turn.resident is not None:
             ending = outcome.HOST_DOWN  # its mind is being stopped, too: a `done` may be about that
         if ending.cut_short and turn.delivery is not None and not turn.asked:
+            self.account(turn)  # systemd may remove the scope before it answers
             self._tasks.start(self._cut_short(turn, ending))
         else:
             self.free(turn, ending)
