@@ -112,10 +112,12 @@ def test_the_rows_behind_a_turn_drain_into_the_next_one_of_their_session(host: R
 
 def test_who_waited_more_than_a_minute_is_told_how_long_and_behind_what(host: ResidentHost) -> None:
     mind = host.one(work=0.1, global_concurrent_turns=1)
-    first = host.send("m", "a !work=1.5", session="a")
+    first = host.send("m", "a !work=6", session="a")
     unit = host.in_turn(first)["unit"]
     rows = [host.send("m", content, session="b") for content in ("old", "old too", "new")]
+    host.guard.stop()  # it reads them again
     host.sql("UPDATE deliveries SET accepted = accepted - 100000 WHERE id IN (?, ?)", *rows[:2])
+    host.guard.restart()
     host.done(first, *rows)
     old, old_too, new = mind.contents("b")
     assert old.startswith("[hostguard held this message for 1 min 4"), old
