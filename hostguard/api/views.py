@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hostguard.core import outcome
@@ -108,7 +108,7 @@ class Views:
             view |= {"reason": hold.reason, "due": now.date + due_ms}
             if retried:
                 return view | {"blocker": hold.blocker, "since": row.created_at, "text": text}
-            if (then := self._gate.hold(replace(waiting, not_before=0, due=0))) is not None:
+            if (then := self._gate.hold(waiting.as_if_due())) is not None:
                 text += f"; if it were due now, it would wait: {self._sentence(then)}"
             return view | {"text": text}
         view |= _hold(hold, waiting, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -194,6 +194,10 @@ class Row:
     def later(self, now: Now) -> bool:
         """True if it is not due yet."""
         return now.until(self.due) > 0 if now.of_this_boot(self.due) else self.not_before > now.date
+
+    def as_if_due(self) -> Row:
+        """The row without the times before which it is not due."""
+        return replace(self, not_before=0, due=0)
 
 
 # id, mind, session, not_before, kind, due, created_at and accepted of a Delivery, as the database has them

@@ -82,7 +82,7 @@ def _blockers(situation: Situation, row: Row, stuck: Collection[str]) -> tuple[s
         return ()
     mind = replace(mind, live=tuple(turn for turn in mind.live if turn.unit in stuck))
     host = HostView(len(stuck), tuple(stuck), situation.cap)
-    verdict = decide(host, mind, replace(row, not_before=0, due=0), Now(0))
+    verdict = decide(host, mind, row.as_if_due(), Now(0))
     if isinstance(verdict, Fold):
         return (verdict.turn.unit,)
     return verdict.units or () if isinstance(verdict, Hold) else ()

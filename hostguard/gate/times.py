@@ -61,8 +61,7 @@ class LeftBehind:
         """Why a row that was queued then had to wait; None if nothing held it but that the guard was away."""
         if row.mind not in self.minds:
             return Hold(Reason.UNKNOWN_MIND, f"the configuration has no mind {row.mind}")
-        due = replace(row, not_before=0, due=0)
-        verdict = decide(self.host, self.minds[row.mind], due, Now(0))
+        verdict = decide(self.host, self.minds[row.mind], row.as_if_due(), Now(0))
         return verdict if isinstance(verdict, Hold) else None
 
 

@@ -97,9 +97,8 @@ def connect(path: Path) -> sqlite3.Connection:
     # To close a file ends this process's locks on it (fcntl(2)). Without them another process that closes the
     # database removes the WAL, and what is written after that is lost with this process.
     if not path.exists():
-        os.close(
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        )  # SQLite gives -wal the same mode
+        # SQLite gives -wal the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
     try:
         # Of a new file: a commit writes whole pages, so half the bytes per turn of the default 4096.
