@@ -7,6 +7,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -21,9 +22,13 @@ from hostguard.core.tasks import Tasks
 Address = tuple[str, int]  # as ASGI's "client"
 log = logging.getLogger(__name__)
 
-HEAD_MAX = 64 << 10  # bytes of a request's head
-UNREAD_MAX = 64 << 10  # bytes that a client may send ahead of what the app reads, or after its answer
+# Bytes that any client can make the guard keep, so they are few: of a request's head, read at once, and sent ahead
+# of what the app reads. As node has it, a head may have 16 KiB.
+HEAD_MAX = READ_MAX = UNREAD_MAX = 16 << 10
+HEADERS_MAX = 100  # each takes ten times its bytes
+DISCARD_MAX = 8 << 20  # bytes of a refused body that are read and dropped, so that the client sees the answer
 REST_S = 1.0  # seconds that it may take for the rest, on a connection for one request
+_READ = memoryview(bytearray(READ_MAX))  # for all connections: nothing else runs until it was used
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Limits:
     stall_s: float | None  # how long a client may take nothing of an answer
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Passes the requests of one client to the app, one after another."""
 
     def __init__(
@@ -57,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self._left = False  # the client sends no more
         self._lost = False  # and takes no more
+        self._refused = False  # nothing that it sends is of use
         self._busy = self._ending = False
         self._method = b""
 
@@ -74,10 +80,16 @@ class Connection(asyncio.Protocol):
             transport.set_write_buffer_limits(0)
             self._tasks.start(self._serve())
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to read to."""
+        return _READ
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Keep the data until it is read."""
-        self._http.receive_data(data)
-        self._unread += len(data)
+        if self._refused:
+            return
+        self._http.receive_data(bytes(_READ[:nbytes]))
+        self._unread += nbytes
         if self._unread > UNREAD_MAX:
             self._transport.pause_reading()
         self._news.set()
@@ -130,6 +142,7 @@ class Connection(asyncio.Protocol):
             self._not_http()
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 await problem(fault)({"type": "http", "method": "GET"}, self._receive, self._send)
+                await self._let_read()
             self._transport.close()
         except BaseException:
             self._transport.abort()
@@ -141,6 +154,19 @@ class Connection(asyncio.Protocol):
         host, number = self._client
         who = f"a process (pid {number}, {host})" if host.startswith("uid=") else f"{host} port {number}"
         self._malformed.warn(f"{who} sent what is not HTTP/1.1")
+
+    async def _let_read(self) -> None:
+        """Let the client read the last answer: to close while it sends would reset the connection."""
+        self._refused = True
+        if self._lost:
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                while not self._left:
+                    self._news.clear()
+                    await self._news.wait()
 
     def _gone(self) -> bool:
         """True if a local client gave up: it closed the connection, rather than only its own direction.
@@ -160,12 +186,15 @@ class Connection(asyncio.Protocol):
     async def _head(self, wait: float | None) -> h11.Request | None:
         async with asyncio.timeout(wait):
             event = await self._event()
+        if isinstance(event, h11.Request) and len(event.headers) > HEADERS_MAX:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise h11.RemoteProtocolError(f"more than {HEADERS_MAX} headers", error_status_hint=status)
         return event if isinstance(event, h11.Request) else None
 
     async def _next_cycle(self) -> bool:
         """True if the connection can take another request."""
         # A body that the app did not read. It may come after the answer: clients send it apart from the head.
-        most = UNREAD_MAX
+        most = DISCARD_MAX
         async with asyncio.timeout(self._limits.idle_s or REST_S):
             while self._http.their_state is h11.SEND_BODY and most > 0 and not self._left:
                 event = await self._event()

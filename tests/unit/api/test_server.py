@@ -347,6 +347,17 @@ def test_a_head_has_a_size(tmp_path: Path) -> None:
     on_host(tmp_path, work)
 
 
+def test_a_head_has_so_many_headers(tmp_path: Path) -> None:
+    async def work(host: Host) -> None:
+        more = connection.HEADERS_MAX - 1  # with Host
+        assert (await host.ask(b"GET / HTTP/1.1\r\nHost: h\r\n" + b"a:b\r\n" * more + b"\r\n")).status == 200
+        answer = await host.ask(b"GET / HTTP/1.1\r\nHost: h\r\n" + b"a:b\r\n" * (more + 1) + b"\r\n")
+        assert (answer.status, answer.code) == (431, "bad_request")
+        assert b"more than 100 headers" in answer.body
+
+    on_host(tmp_path, work)
+
+
 # -- its end
 
 
@@ -434,9 +445,9 @@ def test_a_body_that_nobody_reads_is_skipped(tmp_path: Path) -> None:
 def test_a_long_body_that_nobody_reads_closes_the_connection_at_once(tmp_path: Path) -> None:
     async def work(host: Host) -> None:
         client = await host.connect()
-        await client.ask(GET.replace(b"\r\n\r\n", b"\r\nContent-Length: 999999\r\n\r\n"))
+        await client.ask(GET.replace(b"\r\n\r\n", b"\r\nContent-Length: 99999999\r\n\r\n"))
         began = time.monotonic()
-        client.writer.write(bytes(200_000))
+        client.writer.write(bytes(connection.DISCARD_MAX + 1))
         assert await client.rest() == b""
         assert time.monotonic() - began < LOCAL.idle_s / 2
         client.close()
