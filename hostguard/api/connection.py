@@ -22,8 +22,8 @@ from hostguard.core.tasks import Tasks
 Address = tuple[str, int]  # as ASGI's "client"
 log = logging.getLogger(__name__)
 
-# Bytes that any client can make the guard keep, so they are few: of a request's head, read at once, and sent ahead
-# of what the app reads. As node has it, a head may have 16 KiB.
+# Bytes that any client can make the guard keep, so they are few: of a request's head, read at once, and sent
+# ahead of what the app reads. A head may have 16 KiB, as for node.
 HEAD_MAX = READ_MAX = UNREAD_MAX = 16 << 10
 HEADERS_MAX = 100  # each takes ten times its bytes
 DISCARD_MAX = 8 << 20  # bytes of a refused body that are read and dropped, so that the client sees the answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 
@@ -10,7 +11,7 @@ from rows import row
 
 from hostguard.core import payload
 from hostguard.core.model import Kind
-from hostguard.core.payload import DEPTH_MAX, parsed
+from hostguard.core.payload import DEPTH_MAX, ITEMS_MAX, items, parsed
 
 MINUTE = 60_000
 
@@ -132,7 +133,8 @@ def nested(depth: int, open_: str = "[", inner: str = "", close: str = "]") -> s
         (nested(DEPTH_MAX + 1), "nested deeper than 100 levels"),
         (nested(DEPTH_MAX + 1).encode(), "nested deeper than 100 levels"),
         (nested(971), "nested deeper than 100 levels"),
-        (nested(200_000), "nested deeper than 100 levels"),
+        (nested(20_000), "nested deeper than 100 levels"),
+        (nested(200_000), "more than 20000 items"),
         (nested(DEPTH_MAX, '{"a":', "[]", "}"), "nested deeper than 100 levels"),
         ("[1," + nested(DEPTH_MAX) + "]", "nested deeper than 100 levels"),
     ],
@@ -140,6 +142,46 @@ def nested(depth: int, open_: str = "[", inner: str = "", close: str = "]") -> s
 def test_json_of_others_is_refused_with_what_it_is(raw: bytes | str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         parsed(raw)
+
+
+def test_json_of_others_has_so_many_items_whatever_its_texts_hold() -> None:
+    full = [1] * (ITEMS_MAX - 3)  # with the list around them, the first text, and one more
+    texts = (
+        "",
+        ",",
+        '"',
+        "\\",
+        '\\"',
+        '",[{' * 9,
+        "\\" * 3 + '"' * 3,
+        "," * 3 * ITEMS_MAX,
+        '"' * ITEMS_MAX * 5,
+    )
+    for text in texts:
+        for value in ([text, *full], {text: full}, [[], text, *full[:-1]]):
+            raw = json.dumps(value).encode()
+            assert items(raw) <= ITEMS_MAX, text[:20]
+            assert parsed(raw) == value
+        for value in (
+            [text, *full, 1, 1, 1],
+            [*full, text, {}, {}, []],
+            [[[] for _ in range(ITEMS_MAX)], text],
+        ):
+            with pytest.raises(ValueError, match="more than 20000 items"):
+                parsed(json.dumps(value))
+    names = {str(number): "" for number in range(ITEMS_MAX - 1)}
+    assert parsed(json.dumps(names)) == names
+    for encoding in ("utf-16", "utf-32-le"):  # of which the items are not counted
+        with pytest.raises(ValueError, match="not JSON: "):
+            parsed("[[],[]]".encode(encoding))
+
+
+def test_a_refusal_of_json_keeps_nothing_of_it() -> None:
+    gc.collect()
+    for raw in (b'{"' + b"x" * 100_000, b'"\xff' + b"x" * 100_000 + b'"', b"[" * 9000 + b"x" * 100_000):
+        with pytest.raises(ValueError, match=r"JSON|nested") as refused:
+            parsed(raw)
+        assert refused.value.__cause__ is refused.value.__context__ is None
 
 
 def test_json_of_others_may_be_wide_and_as_deep_as_is_allowed() -> None:
