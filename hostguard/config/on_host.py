@@ -11,6 +11,7 @@ from pathlib import Path
 from hostguard.config.toml import quoted
 from hostguard.core import paths
 from hostguard.core.model import Config, Mind
+from hostguard.core.units import HOLDER
 
 GROUPS = Path("/etc/group")
 HOST = Path("/proc/1/root")  # the guard has a /tmp of its own; turns have the host's
@@ -24,6 +25,10 @@ def with_user(mind: Mind) -> Mind:
         entry = pwd.getpwnam(mind.user)
     except KeyError:
         return replace(mind, broken=f"there is no user {quoted(mind.user)} on this host")
+    if entry.pw_uid == HOLDER:
+        return replace(
+            mind, broken=f"user {quoted(mind.user)} has the number {HOLDER}, which is hostguard's own"
+        )
     if paths.USER and entry.pw_uid != os.getuid():
         return replace(mind, broken="under a user's own service manager all minds are that user")
     # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.

@@ -9,6 +9,7 @@ from typing import Any
 from hostguard.core.model import Limits
 
 SLICE = "hostguard.slice"
+HOLDER = 65533  # the user of the stubs in the scopes, as in systemd/fork_server.py
 _TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
 
 Property = tuple[str, str, Any]

@@ -23,12 +23,12 @@ class RunClient:
     def __init__(self, pid: int, uid: int) -> None:
         self.pid = pid
         self.uid = uid
-        self._pidfd = os.pidfd_open(pid)
+        self.pidfd = os.pidfd_open(pid)
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def alive(self) -> bool:
         """True if the process is alive and still runs as its uid."""
-        if exited(self._pidfd):
+        if exited(self.pidfd):
             return False
         try:
             return os.stat(f"/proc/{self.pid}").st_uid == self.uid
@@ -41,7 +41,7 @@ class RunClient:
 
     def close(self) -> None:
         """Forget the process."""
-        os.close(self._pidfd)
+        os.close(self.pidfd)
 
 
 class RunClients:

@@ -65,6 +65,11 @@ class Stub:
         with self._channel, open(os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab") as file:
             socket.send_fds(self._channel, [b"a"], [file.fileno()])
 
+    def watch(self, caller: int) -> None:
+        """Let it wait, even without the guard, until the process of this pidfd has ended. Raises OSError."""
+        with self._channel:
+            socket.send_fds(self._channel, [b"w"], [caller])
+
     def dismiss(self) -> None:
         """Let it exit without running anything."""
         self._channel.close()

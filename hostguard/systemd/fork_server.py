@@ -3,10 +3,14 @@
 A fork server, started with the guard, keeps stubs ready: forking it is far cheaper than forking the guard,
 does not happen on the guard's event loop, and inherits nothing of the guard's sandbox.
 A stub waits until its scope is up and the guard sends one message with four descriptors: what to run, its
-stdin, the exit record, its output. Then it becomes the mind's user, runs the command, and records how it
-ended, even if the guard is gone. For a turn that is posted to a resident mind the stub is the scope's anchor:
-it only waits until it is killed. If the guard dies before it sends the message, the stub exits without having
-run anything. turns.exit_record.parse_record reads the record.
+stdin, the exit record, its output. Then it runs the command as the mind's user, and records how it ended,
+even if the guard is gone. For a turn that is posted to a resident mind the stub is the scope's anchor: it
+only waits until it is killed. In the turn of a `hostguard run` it waits until the caller's process has ended.
+If the guard dies before it sends the message, the stub exits without having run anything.
+turns.exit_record.parse_record reads the record.
+
+A stub that waits keeps its scope alive, and the turn's slot taken, wherever the turn's own processes go. It
+has a user of its own: no mind may move, stop or kill it.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ import socket
 import time
 from typing import Any, NoReturn
 
-NOBODY = 65534
+# The user and group of stubs, without a name. Neither Debian nor systemd gives this number to anybody: it is
+# reserved in Debian's policy (9.2.2), and the one below nobody's.
+HOLDER = 65533
 TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
 # May be sent to all processes of a turn: the stub ignores them, to record how the command ended.
 OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -56,17 +62,28 @@ def stub(channel: socket.socket) -> NoReturn:
             run(*fds)
         elif word == b"a" and fds:
             anchor(fds[0])
+        elif word == b"w" and fds:
+            watch(fds[0])
     finally:
         os._exit(0)
 
 
 def anchor(record: int) -> None:
-    """Stay in the scope, as nobody, and do nothing until the scope is stopped."""
+    """Stay in the scope, and do nothing until the scope is stopped."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.write(record, f"started {ticks()}\nanchor {os.getpid()}\n".encode())
-    _become({"groups": [], "gid": NOBODY, "uid": NOBODY, "cwd": "/"})
+    _become_holder()
     signal.sigwait({signal.SIGTERM})
     os.write(record, f"ended {ticks()}\n".encode())
+
+
+def watch(caller: int) -> None:
+    """Stay in the scope until the process of this pidfd has ended."""
+    _outlive()
+    _become_holder()
+    poller = select.poll()
+    poller.register(caller, select.POLLIN)
+    poller.poll()
 
 
 def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
@@ -74,31 +91,55 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     with open(spec_fd, "rb") as file:
         spec = json.load(file)
     captured = None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         if spec["capture"]:
             os.close(output)
             captured, output = os.pipe()
-        _become(spec)
-        os.write(record, f"started {ticks()}\n".encode())
-        argv = spec["argv"]
-        moves = [(os.POSIX_SPAWN_DUP2, old, new) for new, old in enumerate((stdin, output, output))]
-        pid = os.posix_spawn(
-            argv[0], argv, spec["env"], file_actions=moves, setsigdef=DEFAULTS, setsigmask=()
-        )
+        failure, tell = os.pipe()
+        pid = os.fork()
     except OSError as error:
-        where = spec["cwd"] if error.filename == spec["cwd"] else spec["argv"][0]
-        os.write(record, f"not_started {where}: {error.strerror}\n".encode())
+        os.write(record, f"not_started {spec['argv'][0]}: {error.strerror}\n".encode())
         return
-    for fd in (stdin, output):
+    if pid == 0:
+        _execute(spec, (stdin, output, output), record, tell)
+    _outlive()
+    for fd in (stdin, output, tell):
         os.close(fd)
-    for number in OUTLIVED:
-        signal.signal(number, signal.SIG_IGN)
+    _become_holder()
+    if failed := os.read(failure, 1 << 12):
+        os.write(record, b"not_started " + failed)
+        return
     said = b"" if captured is None else capture(captured, pid, spec["capture"])
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     text = f"ended {ticks()}\n" + (f"signal {-code}\n" if code < 0 else f"exit {code}\n")
     end = b"" if captured is None else b"\noutput\n" + said
     os.write(record, (text + account(spec["account"])).encode() + end)
+
+
+def _execute(spec: dict[str, Any], streams: tuple[int, int, int], record: int, tell: int) -> NoReturn:
+    """Become the command. `tell` gets the reason if that fails."""
+    try:
+        # Minds do not get the guard's protection from the out-of-memory killer. The stub keeps it: of a full
+        # scope it is the last to go.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("0")
+        os.umask(0o022)
+        _become(spec["uid"], spec["gid"], spec["groups"])
+        os.chdir(spec["cwd"])
+        os.write(record, f"started {ticks()}\n".encode())
+        for new, old in enumerate(streams):
+            os.dup2(old, new)
+        for number in DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execve(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606
+    except OSError as error:
+        where = spec["cwd"] if error.filename == spec["cwd"] else spec["argv"][0]
+        os.write(tell, f"{where}: {error.strerror}\n".encode())
+    finally:
+        os._exit(1)
 
 
 def capture(pipe: int, pid: int, most: int) -> bytes:
@@ -128,17 +169,21 @@ def ticks() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-def _become(spec: dict[str, Any]) -> None:
-    # Minds do not get the guard's protection from the out-of-memory killer.
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("0")
-    os.umask(0o022)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _become(uid: int, gid: int, groups: list[int]) -> None:
     if os.geteuid() == 0:  # under a user's own service manager all processes are that user's
-        os.setgroups(spec["groups"])
-        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
-        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
-    os.chdir(spec["cwd"])
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+
+def _become_holder() -> None:
+    os.chdir("/")
+    _become(HOLDER, HOLDER, [])
+
+
+def _outlive() -> None:
+    for number in OUTLIVED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def account(files: dict[str, str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from hostguard.core import outcome, paths, units
 from hostguard.core.clock import AGAIN_MS, Clock
@@ -33,6 +34,15 @@ log = logging.getLogger(__name__)
 
 ASK_S = 1.0  # for an answer of systemd, while the guard itself is being stopped
 SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
+
+
+class Waiting(Protocol):
+    """A process that waits to be moved into a turn's scope."""
+
+    pid: int
+
+    def alive(self) -> bool:
+        """True if the pid still belongs to this process. If not, its turn never began, and nothing failed."""
 
 
 @dataclass(eq=False)
@@ -100,12 +110,17 @@ class Scopes:
     # -- starting
 
     async def start_stub(
-        self, turn: Turn, limits: Limits, let_go: Callable[[Stub, str], None], delegate: bool = False
+        self,
+        turn: Turn,
+        limits: Limits,
+        let_go: Callable[[Stub, str], None],
+        delegate: bool = False,
+        caller: Waiting | None = None,
     ) -> bool:
         """Bring the turn's scope up around a stub, and call `let_go` with it and the turn's id.
 
-        `delegate`: other processes are to be moved into the scope. False if the stub was not let go: nothing
-        ran, and the turn's end says why.
+        `delegate`: other processes are to be moved into the scope; `caller`: this one comes into it, too.
+        False if the stub was not let go: nothing ran, and the turn's end says why.
         """
         assert turn.live.id is not None
         try:
@@ -117,10 +132,10 @@ class Scopes:
             self.give_up(turn, outcome.Ending("dismissed", reason, back=True, pause_ms=AGAIN_MS))
             return False
         turn.started = self._clock.now().stamp
-        if not await self._bring_up(turn, limits, stub.pid, delegate):
+        if not await self._bring_up(turn, limits, stub.pid, delegate, caller):
             return False
         asyncio.get_running_loop().add_reader(stub.pidfd, self._stub_ended, turn)
-        if not (turn.revoked or turn.asked):
+        if not (turn.asked or (turn.revoked and caller is None)):
             try:
                 let_go(stub, turn.live.id)
                 turn.released = True
@@ -130,26 +145,16 @@ class Scopes:
         stub.dismiss()  # its end follows: a turn that never ran
         return False
 
-    async def start_around(self, turn: Turn, limits: Limits, pid: int, alive: Callable[[], bool]) -> bool:
-        """Bring the turn's scope up around a process that waits. False if it is not to go on.
-
-        `alive`: whether the process still lives. If not, its turn never began, and nothing failed.
-        """
-        if not await self._bring_up(turn, limits, pid, False, alive):
-            return False
-        self._follow(turn)
-        return not turn.asked
-
-    def _follow(self, turn: Turn) -> None:
-        """Watch a scope whose end no stub of ours shows."""
+    def _follow(self, turn: Turn) -> None:  # a scope whose end no stub of ours shows
         self._watch.add(turn.live.unit, self.cgroup(turn.live.unit, turn.live.mind))
 
     async def _bring_up(
-        self, turn: Turn, limits: Limits, pid: int, delegate: bool, alive: Callable[[], bool] = lambda: True
+        self, turn: Turn, limits: Limits, stub: int, delegate: bool, caller: Waiting | None
     ) -> bool:
-        unit, turn.pid = turn.live.unit, pid
+        pids = [stub] if caller is None else [caller.pid, stub]
+        unit, turn.pid = turn.live.unit, pids[0]
         properties = units.scope_properties(
-            turn.live.mind, turn.description, limits, self.device, [pid], delegate
+            turn.live.mind, turn.description, limits, self.device, pids, delegate
         )
         if paths.USER:  # a user's manager stops turns after the guard, too; the host has a drop-in for that
             properties.append(("Before", "as", ["hostguard.service"]))
@@ -161,7 +166,7 @@ class Scopes:
             if await self.going_down():  # that has starts refused, and cancels those under way
                 self.shutdown(True)
                 refused = outcome.HOST_DOWN
-            self.give_up(turn, refused if alive() else outcome.CALLER_LEFT)
+            self.give_up(turn, refused if caller is None or caller.alive() else outcome.CALLER_LEFT)
             return False
         except SystemdLost as error:
             # The scope may still come up: the slot stays taken until systemd's list shows the truth.

@@ -50,6 +50,11 @@ class FakeStub:
         self.anchored = record
         record.write_text(f"started\nanchor {self.pid}\n")
 
+    def watch(self, caller: int) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.watched = caller
+
     def dismiss(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -1,7 +1,11 @@
-"""Turns of `hostguard run`: the caller's own process is moved into a scope, and then runs its command."""
+"""Turns of `hostguard run`: the caller's own process is moved into a scope, and then runs its command.
+
+A stub is in the scope, too, until that process has ended: it cannot take its slot along and leave.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,16 +14,13 @@ from hostguard.core import outcome
 from hostguard.core.model import Delivery, Mind
 from hostguard.turns import exit_record
 from hostguard.turns.live import Turn, TurnDriver
-from hostguard.turns.scopes import Scopes
+from hostguard.turns.scopes import Scopes, Waiting
 
 
-class Caller(Protocol):
+class Caller(Waiting, Protocol):
     """A connected `hostguard run`."""
 
-    pid: int
-
-    def alive(self) -> bool:
-        """True if the pid still belongs to this process."""
+    pidfd: int
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send it an event."""
@@ -40,7 +41,14 @@ class RunDriver(TurnDriver):
             reason = "it was paused, or its caller is gone"
             self._scopes.give_up(turn, outcome.Ending("dismissed", reason, back=True))
             return False
-        if not await self._scopes.start_around(turn, mind.limits, caller.pid, caller.alive):
+        watched = os.dup(caller.pidfd)  # its own is closed with its connection
+        try:
+            started = await self._scopes.start_stub(
+                turn, mind.limits, lambda stub, _: stub.watch(watched), caller=caller
+            )
+        finally:
+            os.close(watched)
+        if not started:
             why = "it was stopped" if turn.asked else "systemd did not start its scope"
             caller.tell({"event": "failed", "detail": why})
             return False

@@ -14,18 +14,9 @@ from typing import Any
 
 import pytest
 from guard import COMMAND, ROOT, run, systemctl, wait_for
+from user_manager import as_user, user_manager
 
 USER = "pat"
-# The guest has neither logind nor PAM's module of systemd, which would make the folder and set the variables.
-MANAGER = """[Service]
-PAMName=
-Environment=XDG_RUNTIME_DIR=/run/user/%i
-"""
-FOLDER = """[Service]
-ExecStart=
-ExecStart=/usr/bin/install -d -m 700 -o {user} -g {user} /run/user/%i
-ExecStop=
-"""
 # As in dbus-user-session, which the guest does not have.
 BUS_SOCKET = """[Socket]
 ListenStream=%t/bus
@@ -47,15 +38,8 @@ class Pat:
         self.home = Path(self.entry.pw_dir)
 
     def run(self, *argv: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env"]
-        there = [
-            "env",
-            f"XDG_RUNTIME_DIR=/run/user/{self.entry.pw_uid}",
-            f"PATH={self.home}/.local/bin:/usr/bin:/bin",
-        ]
-        done = subprocess.run(
-            [*become, *there, *argv], input=stdin, capture_output=True, text=True, timeout=120, cwd="/"
-        )
+        path = f"PATH={self.home}/.local/bin:/usr/bin:/bin"
+        done = as_user(USER, "env", path, *argv, stdin=stdin)
         assert done.returncode == 0 or not check, done
         return done
 
@@ -93,11 +77,6 @@ def pat() -> Iterator[Pat]:
         "useradd", "--create-home", "--groups=systemd-journal", USER
     )  # the guest's journal has no files of users
     made = Pat()
-    uid = made.entry.pw_uid
-    for unit, text in (("user@", MANAGER), ("user-runtime-dir@", FOLDER.format(user=USER))):
-        folder = Path(f"/run/systemd/system/{unit}{uid}.service.d")
-        folder.mkdir(parents=True)
-        (folder / "guest.conf").write_text(text)
     for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.daemon")):
         script = COMMAND.format(root=ROOT, python=sys.executable, module=module)
         made.write(f".local/bin/{name}", script, 0o755)
@@ -105,18 +84,13 @@ def pat() -> Iterator[Pat]:
     made.write(f"{units}/dbus.socket", BUS_SOCKET)
     made.write(f"{units}/dbus.service", BUS)
     made.write(f"{units}/hostguard.service", documented())
-    systemctl("daemon-reload")
-    systemctl("start", f"user@{uid}.service")
-    made.run("systemctl", "--user", "start", "dbus.socket")
     try:
-        made.run("systemctl", "--user", "enable", "--now", "hostguard")
-        yield made
+        with user_manager(USER):
+            made.run("systemctl", "--user", "start", "dbus.socket")
+            made.run("systemctl", "--user", "enable", "--now", "hostguard")
+            yield made
     finally:
-        systemctl("stop", f"user@{uid}.service")
         run("userdel", "--remove", "--force", USER)
-        for unit in ("user@", "user-runtime-dir@"):
-            run("rm", "-r", f"/run/systemd/system/{unit}{uid}.service.d")
-        systemctl("daemon-reload")
 
 
 def test_from_the_first_start_to_turns(pat: Pat) -> None:

@@ -1,5 +1,6 @@
 """What minds need of the host: at a boot a mind without it is broken, at a reload the file is refused."""
 
+import pwd
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hostguard.config import load as config
 from hostguard.config import on_host
 from hostguard.core.errors import ConfigError
 from hostguard.core.model import Config, Mind
+from hostguard.core.units import HOLDER
 
 TEXT = """
 [minds.ada]
@@ -44,6 +46,13 @@ def test_at_a_boot_what_the_host_lacks_is_kept(file):
     assert (found.minds["ada"].broken, found.minds["ada"].uid) == ("", 0)
     assert found.schedules["night"].timezone == "Europe/Atlantis"
     assert found.schedules["script"].mind == "bob"
+
+
+def test_a_mind_may_not_have_the_user_that_holds_slots(monkeypatch):
+    entry = pwd.struct_passwd(("odd", "x", HOLDER, HOLDER, "", "/", "/bin/sh"))
+    monkeypatch.setattr(on_host.pwd, "getpwnam", lambda name: entry)
+    text = f'user "odd" has the number {HOLDER}, which is for hostguard\'s own processes'
+    assert on_host.with_user(Mind("m", ("/bin/true",), user="odd")).broken == text
 
 
 def test_at_a_reload_it_is_refused_whole(file):

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hostguard.core import units
 from hostguard.linux import cgroup
 from hostguard.systemd.fork_client import STUB, ForkClient, Stub
-from hostguard.systemd.fork_server import NOBODY
+from hostguard.systemd.fork_server import HOLDER
 from hostguard.turns import exit_record
 from hostguard.turns.drivers import exec_driver as command
 
@@ -137,24 +138,81 @@ def test_a_command_that_cannot_start_says_why(server, record):
     assert exit_record.parse_record(record.read_text()).not_started == "/nowhere/x: No such file or directory"
 
 
-def test_an_anchor_is_nobody_outlives_the_guard_and_ends_by_sigterm(record):
+def test_an_anchor_has_a_user_of_its_own_outlives_the_guard_and_ends_by_sigterm(record):
     server = Server()
     stub = server.stub()
     stub.anchor(record)
     try:
         found = until(lambda: exit_record.parse_record(record.read_text()).anchor)
         assert found == stub.pid
-        until(lambda: psutil.Process(stub.pid).uids().real == NOBODY)
+        until(lambda: psutil.Process(stub.pid).uids().real == HOLDER)
         server.end()
         assert not Path(f"/proc/{server.process.pid}").exists()
         time.sleep(0.2)
         assert stub.alive()
         process = psutil.Process(stub.pid)
-        assert (*process.uids(), *process.gids()) == (NOBODY,) * 6
+        assert (*process.uids(), *process.gids()) == (HOLDER,) * 6
         assert b"Groups:\t \n" in Path(f"/proc/{stub.pid}/status").read_bytes()
         os.kill(stub.pid, signal.SIGTERM)
         until(lambda: not stub.alive())
     finally:
+        with suppress(ProcessLookupError):
+            os.kill(stub.pid, signal.SIGKILL)
+        stub.close()
+
+
+MIND = 1999  # a user without a name
+
+
+def test_a_stub_is_of_no_mind_while_its_command_runs(server, record):
+    """It has no capability left either, and the command cannot end it."""
+    stub = server.stub()
+    script = "kill -9 $PPID; kill -STOP $PPID; kill -9 0; id -u; id -G; exit 7"
+    spec = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": command.PATH}, "capture": 100, "cwd": "/"}
+    stub.release({**spec, "uid": MIND, "gid": 8, "groups": [9], "account": NOWHERE}, b"", record, None)
+    until(lambda: not stub.alive())
+    stub.close()
+    found = exit_record.parse_record(record.read_text())
+    assert found.signal == signal.SIGKILL, "of its own process group the command has ended what it may"
+    assert found.output.count("not permitted") == 2
+
+
+def test_no_mind_may_have_the_user_of_the_stubs():
+    assert units.HOLDER == HOLDER
+
+
+def test_a_command_has_the_user_the_folder_and_the_signals_of_its_mind(server, record):
+    stub = server.stub()
+    script = (
+        "id -u; id -G; pwd; umask; cat /proc/self/oom_score_adj; grep -E '^Sig(Blk|Ign)' /proc/self/status"
+    )
+    spec = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": command.PATH}, "capture": 200, "cwd": "/usr"}
+    stub.release({**spec, "uid": MIND, "gid": 8, "groups": [9], "account": NOWHERE}, b"", record, None)
+    until(lambda: not stub.alive())
+    stub.close()
+    said = exit_record.parse_record(record.read_text()).output.split()
+    assert said == [str(MIND), "8", "9", "/usr", "0022", "0", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+
+
+def test_a_stub_beside_a_caller_stays_as_long_as_that_lives():
+    """Also without the guard, and whatever signal is sent to all of its scope."""
+    server = Server()
+    caller = subprocess.Popen(["sleep", "60"])
+    stub = server.stub()
+    watched = os.pidfd_open(caller.pid)
+    stub.watch(watched)
+    os.close(watched)
+    try:
+        until(lambda: psutil.Process(stub.pid).uids() == (HOLDER,) * 3)
+        server.end()
+        ignored = Path(f"/proc/{stub.pid}/status").read_text().partition("SigIgn:\t")[2].split()[0]
+        assert int(ignored, 16) & 1 << signal.SIGTERM - 1
+        assert stub.alive()
+        caller.kill()
+        until(lambda: not stub.alive())
+    finally:
+        caller.kill()
+        caller.wait()
         with suppress(ProcessLookupError):
             os.kill(stub.pid, signal.SIGKILL)
         stub.close()

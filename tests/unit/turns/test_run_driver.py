@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from turned_on import MIND, keeping, row
@@ -17,6 +18,7 @@ from hostguard.turns.live import Phase
 class Caller:
     def __init__(self, pid, alive=True):
         self.pid, self._alive, self.told = pid, alive, []
+        self.pidfd = os.pidfd_open(pid)
 
     def alive(self):
         return self._alive
@@ -35,6 +37,7 @@ def run_of(monkeypatch, work, alive=True):
             turn = keeper.turn("7", delivery, keeper.run_driver)
             keeper.waiting = waiting
             await work(keeper, turn, caller, delivery)
+            os.close(caller.pidfd)
 
     asyncio.run(run())
 
@@ -46,7 +49,7 @@ def test_the_caller_is_moved_and_told_its_turn(tmp_path, monkeypatch):
         assert driver.prepare(turn)
         assert await driver.start(turn, MIND, delivery, b"")
         assert caller.told == [{"event": "start", "turn": "7", "unit": turn.live.unit}]
-        assert keeper.host.units[turn.live.unit]["PIDs"] == [caller.pid]
+        assert keeper.host.units[turn.live.unit]["PIDs"] == [caller.pid, turn.stub.pid]
         assert (turn.phase, keeper.waiting) == (Phase.RUNNING, {})
         driver.feed(turn)
         await driver.resume(turn, MIND)

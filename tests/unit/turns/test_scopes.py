@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fake_host import FakeStub
 from turned_on import MIND, keeping
 from until import until
 
@@ -237,24 +239,48 @@ def test_no_sweep_without_a_connection(monkeypatch):
     asyncio.run(run())
 
 
+async def around(keeper, turn, caller):
+    """Start the turn around a stub and a process that waits; whether it may go on."""
+    waiting = SimpleNamespace(pid=caller.pid, alive=caller.alive)
+    return await keeper.scopes.start_stub(turn, Limits(), lambda stub, _: stub.watch(5), caller=waiting)
+
+
 @kept
-async def test_a_callers_process_is_followed_without_a_stub(keeper):
+async def test_a_callers_process_has_a_stub_beside_it_that_keeps_the_slot(keeper):
     turn, caller = keeper.turn(), await keeper.host.take()
-    assert await keeper.scopes.start_around(turn, Limits(), caller.pid, lambda: True)
-    assert (turn.phase, turn.pid) == (Phase.RUNNING, caller.pid)
+    assert await around(keeper, turn, caller)
+    assert (turn.phase, turn.pid, turn.stub.watched) == (Phase.RUNNING, caller.pid, 5)
+    assert keeper.host.units[UNIT]["PIDs"] == [caller.pid, turn.stub.pid]
     assert keeper.scopes.owns(caller.pid)
-    assert not keeper.scopes.owns(caller.pid + 1)
+    assert not keeper.scopes.owns(turn.stub.pid)
+    keeper.host.processes[UNIT].discard(caller.pid)  # it left for another cgroup
+    keeper.scopes.scope_gone(UNIT)
+    assert turn in keeper.live
     caller.dismiss()
+    turn.stub.dismiss()  # as the true one does then
     await until(lambda: keeper.over)
     assert not keeper.scopes.owns(caller.pid)
 
 
-@kept
-async def test_a_caller_that_was_stopped_is_not_to_go_on(keeper):
-    turn, caller = keeper.turn(), await keeper.host.take()
-    turn.asked = True
-    assert not await keeper.scopes.start_around(turn, Limits(), caller.pid, lambda: True)
-    assert turn in keeper.live, "its scope is up"
+@pytest.mark.parametrize("fails", ["asked", "watch"])
+def test_a_caller_that_is_not_to_go_on_lasts_as_long_as_its_process(monkeypatch, fails):
+    async def run():
+        async with keeping(monkeypatch) as keeper:
+            turn, caller = keeper.turn(), await keeper.host.take()
+            if fails == "asked":
+                turn.asked = True
+            else:
+
+                def watch(stub, caller):
+                    raise OSError(9, "no descriptor")
+
+                monkeypatch.setattr(FakeStub, "watch", watch)
+            assert not await around(keeper, turn, caller)
+            await until(lambda: turn.phase is Phase.LINGERING)
+            caller.dismiss()
+            await until(lambda: keeper.over)
+
+    asyncio.run(run())
 
 
 @kept
