@@ -51,7 +51,7 @@ def test_at_a_boot_what_the_host_lacks_is_kept(file):
 def test_a_mind_may_not_have_the_user_that_holds_slots(monkeypatch):
     entry = pwd.struct_passwd(("odd", "x", HOLDER, HOLDER, "", "/", "/bin/sh"))
     monkeypatch.setattr(on_host.pwd, "getpwnam", lambda name: entry)
-    text = f'user "odd" has the number {HOLDER}, which is for hostguard\'s own processes'
+    text = f'user "odd" has the number {HOLDER}, which is hostguard\'s own'
     assert on_host.with_user(Mind("m", ("/bin/true",), user="odd")).broken == text
 
 
