@@ -47,7 +47,7 @@ OTHER = "#other"  # no mind has such a name: minds above MINDS_MAX, and what is 
 LIBRARY = "prometheus_client"
 FLAGS = {  # of a mind in the status
     "down": "1 if the mind's server takes no connections.",
-    "broken": "1 if the mind's user or program is gone, so that its deliveries are held.",
+    "broken": "1 if the mind's user, program or sandbox is not there, so that its deliveries are held.",
     "frozen": "1 if the mind's service or one of its turns is frozen.",
 }
 

@@ -36,6 +36,7 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
     turn = values.get("turn", {})
     minds = {name: _mind(name, table, turn, reading) for name, table in values.get("minds", {}).items()}
     _refuse_shared(minds, reading)
+    _refuse_half_confined(minds, reading)
     channels = {name: Channel(name, **table) for name, table in values.get("channels", {}).items()}
     for name, channel in channels.items():
         for mind in channel.minds:
@@ -74,6 +75,20 @@ def _refuse_shared(minds: Mapping[str, Mind], reading: Reading) -> None:
         for key, value in (("url", mind.url), ("unit", mind.unit)):
             if value is not None and seen.setdefault(value, name) != name:
                 reading.refuse(("minds", name, key), f"{quoted(value)} belongs to {quoted(seen[value])}")
+
+
+def _refuse_half_confined(minds: Mapping[str, Mind], reading: Reading) -> None:
+    """Processes of one user reach one another: a sandbox holds for all minds of a user, or for none."""
+    open_minds = {mind.uid: name for name, mind in minds.items() if not mind.strict and mind.user}
+    for name, mind in minds.items():
+        if not mind.strict or not mind.user or mind.broken:
+            continue
+        place = ("minds", name, "sandbox")
+        if mind.uid == 0:
+            reading.refuse(place, "root can leave any sandbox: the mind needs a user of its own")
+        elif mind.uid in open_minds:
+            other = quoted(open_minds[mind.uid])
+            reading.refuse(place, f"the mind {other} has the same user, and no sandbox")
 
 
 def _schedules(
@@ -124,6 +139,8 @@ def _mind(name: str, table: dict[str, Any], turn: dict[str, Any], reading: Readi
     if "routes" in table and "user" not in table:
         text = "a mind with routes needs a user, to write the files that routes name"
         reading.refuse((*place, "routes"), text)
+    if own.get("sandbox") == "strict" and "user" not in table:
+        reading.refuse((*place, "sandbox"), "a mind with a sandbox needs a user")
     if "command" in table and ("minds", name, "user") not in reading.origin:
         reading.refuse(("minds", name), "user is missing: the user of this host that runs the command")
     if "user" not in table:

@@ -54,6 +54,7 @@ def _mind_dict(mind: Mind, turn: dict[str, Any], secrets: bool) -> dict[str, Any
         "token": (f"sha256:{mind.token}" if secrets else HIDDEN) if mind.token else None,
         "sleep_after": mind.sleep_after if mind.sleep_after != Mind(mind.name).sleep_after else None,
         "wake_on": _changed(mind.wake_on, WakeOn()),
+        "sandbox": mind.sandbox if mind.strict else None,
         "environment": {name: value if secrets else HIDDEN for name, value in mind.environment.items()},
         "turn": own,
     }

@@ -1,4 +1,4 @@
-"""What minds need of this host: their users and programs. A mind without them is `broken`. Blocks."""
+"""What minds need of this host: users, programs, sandboxes. A mind without them is `broken`. Blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hostguard.config import users
 from hostguard.config.toml import quoted
 from hostguard.core import paths
 from hostguard.core.model import Config, Mind
@@ -34,8 +35,11 @@ def with_user(mind: Mind) -> Mind:
     # getgrouplist holds Python's lock while it reads the file: on a stalled disk that would stop all threads.
     with suppress(OSError):
         GROUPS.read_bytes()
+    groups = [*os.getgrouplist(mind.user, entry.pw_gid)]
+    if mind.strict:
+        groups = [group for group in groups if group not in users.container_groups()]
     return replace(
-        mind, uid=entry.pw_uid, gid=entry.pw_gid, groups=tuple(os.getgrouplist(mind.user, entry.pw_gid)),
+        mind, uid=entry.pw_uid, gid=entry.pw_gid, groups=tuple(groups),
         home=entry.pw_dir, directory=mind.directory or entry.pw_dir or "/", shell=entry.pw_shell or "/bin/sh",
         broken="",
     )  # fmt: skip
@@ -50,14 +54,22 @@ def with_program(mind: Mind) -> Mind:
     return replace(mind, broken=f"there is no program {quoted(program)}") if gone else mind
 
 
+def with_sandbox(mind: Mind) -> Mind:
+    """The mind, broken if it is to have a strict sandbox and this host does not keep it."""
+    if mind.broken or not mind.strict:
+        return mind
+    return replace(mind, broken=users.confinement_fault(mind) or "")
+
+
 def with_programs(config: Config) -> Config:
-    """The configuration, in which the minds without their program are broken."""
-    return replace(config, minds={name: with_program(mind) for name, mind in config.minds.items()})
+    """The configuration, in which the minds without their program or their sandbox are broken."""
+    minds = {name: with_sandbox(with_program(mind)) for name, mind in config.minds.items()}
+    return replace(config, minds=minds)
 
 
 def again(mind: Mind) -> Mind:
     """A broken mind as it is now."""
-    return with_program(with_user(replace(mind, broken="")))
+    return with_sandbox(with_program(with_user(replace(mind, broken=""))))
 
 
 def _gone(program: Path) -> bool:

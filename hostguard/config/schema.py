@@ -317,6 +317,7 @@ MIND = {
     "wake_on.channels": Key(_globs, "a list of patterns, in which * stands for any characters"),
     "wake_on.senders": Key(_globs, "a list of patterns, in which * stands for any characters"),
     "user": Key(_text, "the name of a user of this host"),
+    "sandbox": _one_of("none", "strict"),
     "directory": Key(_absolute, "an absolute path"),
     "environment": Key(_environment, "a table of strings"),
     "concurrent_turns": _COUNT,

@@ -141,7 +141,13 @@ class Mind:
     groups: tuple[int, ...] = ()
     home: str = "/"
     shell: str = "/bin/sh"
-    broken: str = ""  # why it cannot work on this host now: its user or its program is gone
+    sandbox: str = "none"  # or "strict": nothing of the host runs anything for its user outside of turns
+    broken: str = ""  # why it cannot work on this host now: its user, program or sandbox is not there
+
+    @property
+    def strict(self) -> bool:
+        """True if it has the strict sandbox."""
+        return self.sandbox == "strict"
 
 
 @dataclass(frozen=True, slots=True)

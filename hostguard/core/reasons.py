@@ -25,7 +25,7 @@ class Reason(StrEnum):
     RETRY = "retry", SESSION, "tried again after a pause"  # the session's first row, and those behind it
     CALLER_AWAY = "caller_away", ROW, "its hostguard run is not connected"
     UNKNOWN_MIND = "unknown_mind", MIND, "not configured"
-    MIND_BROKEN = "mind_broken", MIND, "cannot work here"  # its user or its program is gone
+    MIND_BROKEN = "mind_broken", MIND, "cannot work here"  # its user, program or sandbox is not there
     SESSION_BUSY = "session_busy", SESSION, "session busy", "its session is busy{behind}"
     MIND_BUSY = "mind_busy", MIND, "mind busy", "the mind is busy, no slot of its own cap is free{behind}"
     GLOBAL_CAP = "global_cap", HOST, "no slot free", "no slot of the global cap is free{behind}"

@@ -1,4 +1,4 @@
-"""The minds that cannot work on this host, as their user or their program is gone. Their rows are held.
+"""The minds that cannot work on this host, as it lacks their user, program or sandbox. Their rows are held.
 
 They are checked again until they can: the user may come with a directory server, a program with an upgrade.
 """
@@ -39,7 +39,7 @@ class BrokenMinds:
             if self._logged.get(name) != why:
                 log.error("%s is held: %s; checked again every %g s", name, why, CHECK_S)
         for name in self._logged.keys() - found.keys():
-            log.info("%s is not held any more: it has its user and its program", name)
+            log.info("%s is not held any more: it has what it needs", name)
         self._logged = found
         if found and not len(self._tasks):
             self._tasks.start(self._check())

@@ -117,6 +117,11 @@ def populated(cgroup: Path) -> bool:
         return error.errno not in GONE
 
 
+def has_login(uid: int, root: Path = Path("/")) -> bool:
+    """True if a process of the user's logins, or of its own service manager, lives."""
+    return populated(find_root(root) / f"user.slice/user-{uid}.slice")
+
+
 class Watch:
     """Calls `on_empty` for each watched cgroup that has no process left.
 

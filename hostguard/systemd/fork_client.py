@@ -199,6 +199,7 @@ def release(stub: Stub, mind: Mind, work: Work, turn: str, cgroup: Path) -> None
         "uid": mind.uid,
         "gid": mind.gid,
         "groups": mind.groups,
+        "confined": mind.strict,
         "account": account_files(cgroup),
     }
     output = journal.stream(mind.name, units.turn_unit(mind.name, turn))

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 # The user and group of stubs, without a name. Neither Debian nor systemd gives this number to anybody: it is
 # reserved in Debian's policy (9.2.2), and the one below nobody's.
 HOLDER = 65533
+NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h
 TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
 # May be sent to all processes of a turn: the stub ignores them, to record how the command ended.
 OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -126,6 +127,8 @@ def _execute(spec: dict[str, Any], streams: tuple[int, int, int], record: int, t
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("0")
         os.umask(0o022)
+        if spec.get("confined"):
+            _gain_no_privileges()
         _become(spec["uid"], spec["gid"], spec["groups"])
         os.chdir(spec["cwd"])
         os.write(record, f"started {ticks()}\n".encode())
@@ -184,6 +187,14 @@ def _become_holder() -> None:
 def _outlive() -> None:
     for number in OUTLIVED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _gain_no_privileges() -> None:
+    """For the rest of its life, a program with setuid, setgid or file capabilities is as any other."""
+    import ctypes  # which takes 1 MB, and only a sandbox needs
+
+    if ctypes.CDLL(None, use_errno=True).prctl(NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+        raise OSError(ctypes.get_errno(), "no sandbox")
 
 
 def account(files: dict[str, str]) -> str:

@@ -45,6 +45,8 @@ def install() -> None:
         script.write_text(COMMAND.format(root=ROOT, python=sys.executable, module=module))
         script.chmod(0o755)
     shutil.copytree(ROOT / "units", "/etc/systemd/system", dirs_exist_ok=True)
+    for source, target in (("polkit", "polkit-1/rules.d"), ("pam-configs", "pam-configs")):
+        shutil.copytree(ROOT / "packaging" / source, f"/usr/share/{target}", dirs_exist_ok=True)
     run("groupadd", "--force", "--system", "hostguard")
     systemctl("daemon-reload")
 

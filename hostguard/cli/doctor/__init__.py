@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hostguard.cli import client
-from hostguard.cli.doctor.checks import OUTSIDE, Check, Host, Level, disk, guard, kernel, memory
+from hostguard.cli.doctor.checks import OUTSIDE, Check, Host, Level, disk, guard, kernel, memory, ways_out
 from hostguard.cli.errors import CliError, NotRunning
 from hostguard.config import load as configuration
 from hostguard.core import paths
@@ -24,7 +24,8 @@ STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
     guard.config, guard.minds, kernel.systemd, guard.daemon, guard.place, kernel.cgroup, disk.device,
     guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi, guard.cap,
-    guard.strays, disk.file_system, disk.space, memory.dirty_pages, memory.swap, disk.journal,
+    guard.strays, ways_out.sandbox, ways_out.linger, ways_out.cron, ways_out.containers, ways_out.ssh_keys,
+    ways_out.shared_users, disk.file_system, disk.space, memory.dirty_pages, memory.swap, disk.journal,
     kernel.hung_task,
 )  # fmt: skip
 

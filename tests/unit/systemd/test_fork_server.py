@@ -129,6 +129,18 @@ def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, 
     assert exit_record.parse_record(record.read_text()).exit == 7
 
 
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_confined_command_and_its_children_gain_no_privileges(server, record, confined):
+    stub = server.stub()
+    script = "grep NoNewPrivs /proc/self/status"
+    spec = {"argv": ["/bin/sh", "-c", script], "env": {"PATH": command.PATH}, "capture": 100, "cwd": "/"}
+    user = {"uid": 65534, "gid": 65534, "groups": [], "confined": confined, "account": NOWHERE}
+    stub.release({**spec, **user}, b"", record, None)
+    until(lambda: not stub.alive())
+    stub.close()
+    assert exit_record.parse_record(record.read_text()).output.split() == ["NoNewPrivs:", "01"[confined]]
+
+
 def test_a_command_that_cannot_start_says_why(server, record):
     stub = server.stub()
     spec = {"argv": ["/nowhere/x"], "env": {}, "capture": 100, "cwd": "/"}

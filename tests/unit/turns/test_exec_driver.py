@@ -37,7 +37,7 @@ def test_a_command_is_run_for_its_row(monkeypatch, turns):
             assert (spec["argv"], spec["cwd"], spec["capture"]) == (("/bin/true",), "/", 0)
             scope = "/hostguard.slice/hostguard-m.slice/hostguard-turn-m-7.scope/"
             assert scope in str(spec["account"])
-            assert spec["env"]["HOSTGUARD_TURN"] == "7"
+            assert (spec["env"]["HOSTGUARD_TURN"], spec["confined"]) == ("7", False)
             assert spec["env"]["HOSTGUARD_HELD_MS"] == "12"
             assert b'"x"' in turn.stub.stdin
             assert keeper.host.units[turn.live.unit]["TasksMax"] == MIND.limits.tasks_max
