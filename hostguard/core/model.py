@@ -104,6 +104,8 @@ class Schedule:
     while_sleeping: str = ""  # "" (by the mind's wake triggers), skip, queue or trigger-wake
     overlap: str = "skip"  # of a cron time, while the row of an earlier one has not begun: skip or queue
     enabled: bool = True
+    # Of one that was added at run time: its script may run as this user only. None: an older guard kept it.
+    uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +222,16 @@ class Target:
     state: State = State.QUEUED  # QUEUED, BATCHING, QUARANTINED or SKIPPED
     kind: Kind = Kind.MESSAGE
     result: Mapping[str, Any] = field(default_factory=dict)  # of SKIPPED: {"outcome", "reason"}
+    uid: int | None = None  # as in Delivery
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """One durable row, without its payload. Times are ms since the epoch, UTC; 0 = unset.
 
-    The last three are stamps, see core/clock.py: how long ago something was.
+    `accepted`, `due` and `started` are stamps, see core/clock.py: how long ago something was. `uid`: for whom
+    a script, a line of a file or a run was authorised; it runs as nobody else. None: the row runs nothing of
+    its sender's, or an older guard stored it.
     """
 
     id: int
@@ -249,6 +254,7 @@ class Delivery:
     accepted: int = 0
     due: int = 0  # the end of its pause after a failure, of which `not_before` is the date
     started: int = 0
+    uid: int | None = None
 
     @property
     def row(self) -> Row:

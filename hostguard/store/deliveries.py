@@ -107,17 +107,17 @@ def enqueue(
         Delivery(
             first + i, t.mind, t.session, t.state, t.kind, new.key, new.sender, new.channel, new.created_at,
             new.not_before, new.expires_at, 0, None, 0, new.created_at if t.state.final else 0, t.result,
-            accepted=new.accepted,
+            accepted=new.accepted, uid=t.uid,
         )
         for i, t in enumerate(targets)
     ]  # fmt: skip
     db.executemany(
         "INSERT INTO deliveries (id, mind, session, state, kind, key, sender, channel, created_at,"
-        " not_before, expires_at, ended_at, result, accepted, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " not_before, expires_at, ended_at, result, accepted, uid, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (r.id, r.mind, r.session, r.state, r.kind, r.key, r.sender, r.channel, r.created_at, r.not_before,
-             r.expires_at, r.ended_at, json.dumps(r.result), r.accepted, first)
+             r.expires_at, r.ended_at, json.dumps(r.result), r.accepted, r.uid, first)
             for r in rows
         ],
     )  # fmt: skip

@@ -15,7 +15,7 @@ from hostguard.store import sums
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 6
+SCHEMA = 7
 CHECKED = 4  # from this schema on, rows have checksums
 NEAR = 4  # bytes in which a damaged definition may differ from the right one
 

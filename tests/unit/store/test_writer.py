@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 
 import pytest
 from onqueue import message, on_queue, put
@@ -16,6 +17,7 @@ from hostguard.store import deliveries, writer
 from hostguard.store.deliveries import Full, KeyReused, WrongState
 from hostguard.store.history import trim
 from hostguard.store.schema import SCHEMA, SchemaTooNew, migrate, version
+from hostguard.store.sums import row_sum
 
 
 def commits(queue):
@@ -297,6 +299,24 @@ def test_migration_is_one_transaction_and_runs_once(tmp_path):
         migrate(db, 0)
     assert not db.in_transaction
     db.close()
+
+
+def test_the_user_of_an_older_row_is_not_known_and_a_damaged_row_stays_so(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "queue.db", isolation_level=None)) as db:
+        migrate(db, 0, 6)
+        for id_, off in ((1, 0), (2, 1)):
+            row = (id_, "x", "$file:/f", "queued", "file", None, "eve", None, 1, 0, 0, 0, None, 0, 0, "{}")
+            row = (*row, 0, 5, 6, 7, id_)
+            db.execute("INSERT INTO payloads VALUES (?, X'7B7D', row_sum(?, X'7B7D'))", (id_, id_))
+            marks = ", ".join("?" * (len(row) + 1))
+            db.execute(f"INSERT INTO deliveries VALUES ({marks})", (*row, row_sum(*row) + off))
+
+    async def work(queue):
+        assert queue.notice is not None, "the damaged one was set aside"
+        [found] = await queue.read(lambda db: deliveries.select(db, (), None, 0, 9))
+        assert (found.id, found.accepted, found.due, found.started, found.uid) == (1, 5, 6, 7, None)
+
+    on_queue(tmp_path, work)
 
 
 def test_the_event_loop_never_touches_the_file(tmp_path):
