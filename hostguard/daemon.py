@@ -172,7 +172,7 @@ class Parts:
         )  # fmt: skip
         self.control = Control(policy, settings, live, backlog, scopes, dispatcher, events)
         self.deliveries = DeliveryControl(
-            queue, live, backlog, run_clients, ledger, waiters, held, dispatcher, self.health, clock
+            queue, live, backlog, run_clients, ledger, waiters, held, dispatcher, self.health, policy, clock
         )
 
         redrive.subscribe(dispatcher.redrive)

@@ -44,7 +44,9 @@ def parse(body: Mapping[str, Any], config: Config) -> Schedule:
             raise bad_request(f"{field}{why}; allowed: {key.allowed}") from None
     if fault := schedule_fault(table, config.minds):
         raise bad_request(f"schedule {name}: {fault}")
-    return Schedule(name, **table)
+    # Root may run anything as anybody, but does so here for the user that the mind has now, as others do.
+    uid = config.minds[table["mind"]].uid if "script" in table else None
+    return Schedule(name, **table, uid=uid)
 
 
 def _moment(value: int) -> int:

@@ -69,7 +69,8 @@ class Turns:
         # Wait for a turn, then have the calling process moved into its scope.
         pid, uid = peer(request)
         config = self._policy.config
-        new = message.run(await json_object(request, body_max(config.payload_max)), config, now_ms())
+        body = await json_object(request, body_max(config.payload_max))
+        new = message.run(body, config, now_ms(), uid)
         if self._run_clients.pid_waits(pid) or self._scopes.owns(pid):
             raise conflict(
                 f"process {pid} already waits for a turn or has one: leave out the inner hostguard run"

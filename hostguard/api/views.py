@@ -73,6 +73,7 @@ class Views:
             "started_at": row.started_at or None,
             "ended_at": row.ended_at or None,
             "age_ms": now.since(now.known(row.accepted, row.created_at)),
+            "uid": row.uid,
             "result": dict(row.result),
             "failed": failures.failed(row),
             "hold": None,

@@ -56,12 +56,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a turn ended. `failed`: it counts as an attempt and is tried again."""
+    """How a turn ended. `failed`: it counts as an attempt and is tried again, unless that is `hopeless`."""
 
-    outcome: str  # exited, stopped, timeout, killed, not_started, dismissed, host_down
+    outcome: str  # exited, stopped, timeout, killed, not_started, not_authorised, dismissed, host_down
     reason: str
     exit: int | None = None  # the command's status; 128 + n if signal n ended it, as shells say it
     failed: bool = False
+    hopeless: bool = False
     back: bool = False  # never ran: back to its place in the queue, no attempt counted
     pause_ms: int = 0  # before it is offered again
     overtaken: bool = False  # until it is tried again its session goes on: the message had reached its mind

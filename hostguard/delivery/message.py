@@ -1,19 +1,38 @@
-"""Checks what callers send. Pure: JSON in, a Message or a Problem out."""
+"""Checks what callers send, and what schedules do. Pure: JSON in, a Message or a Problem out."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hostguard.config.authorised import schedule_refusal
 from hostguard.config.schema import TIME_MAX
-from hostguard.core.errors import Problem, bad_request, conflict, too_large, unknown
-from hostguard.core.model import Config, Kind, Target
-from hostguard.core.names import MAIN_SESSION, NEW_SESSION, OWN_SESSION, SESSION_MAX, own_session
+from hostguard.core import payload as payloads
+from hostguard.core.errors import (
+    Problem,
+    bad_request,
+    conflict,
+    not_allowed,
+    too_large,
+    unavailable,
+    unknown,
+)
+from hostguard.core.model import Config, Kind, Schedule, Target
+from hostguard.core.names import (
+    MAIN_SESSION,
+    NEW_PREFIX,
+    NEW_SESSION,
+    OWN_SESSION,
+    SCRIPT_SESSION,
+    SESSION_MAX,
+    own_session,
+)
 from hostguard.core.payload import compact
 from hostguard.gate.policy import known_mind
 from hostguard.store.deliveries import New
-from hostguard.store.keys import RUN, SENDER
+from hostguard.store.keys import RUN, SCHEDULE, SENDER
 
 T = TypeVar("T")
 
@@ -55,6 +74,7 @@ class Message:
     expires_at: int = 0
     while_sleeping: str = ""
     owner: str = SENDER  # whose key it is
+    uid: int | None = None  # the user for whom a script was authorised
 
     def new(self, targets: tuple[Target, ...], now: int) -> New:
         """What is stored of it."""
@@ -159,8 +179,8 @@ def _one_of(body: Mapping[str, Any], name: str, allowed: Sequence[T], default: T
     raise bad_request(f"{name} must be one of {', '.join(str(one) for one in allowed)}")
 
 
-def run(body: Any, config: Config, now: int) -> New:
-    """A `POST /v1/run`. Raises Problem."""
+def run(body: Any, config: Config, now: int, uid: int) -> New:
+    """A `POST /v1/run` of this user. Raises Problem."""
     known_fields(body, RUN_FIELDS)
     name = body.get("mind")
     known_mind(name, config)
@@ -173,11 +193,32 @@ def run(body: Any, config: Config, now: int) -> New:
     session = text(body, "session", SESSION_MAX) or MAIN_SESSION
     payload = {name: text(body, name, DESCRIPTION_MAX) for name in ("description", "argv0")}
     expires_at = now + int(wait * 1000) if wait is not None else 0
-    target = Target(name, session, kind=Kind.RUN)
+    target = Target(name, session, kind=Kind.RUN, uid=uid)
     request = {"session": session, **payload}
     return New(
         (target,), encode(payload, config), now, key, expires_at=expires_at, request=request, owner=RUN
     )
+
+
+def scheduled(schedule: Schedule, key: str | None, config: Config) -> Message:
+    """What a schedule of a configured mind sends. Raises Problem if its script must not run."""
+    kind, session, uid, payload = Kind.SCHEDULE, schedule.session, None, payloads.scheduled(schedule)
+    if schedule.script is not None:
+        if broken := config.minds[schedule.mind].broken:  # its user may not be known now
+            raise unavailable(f"{schedule.mind} is held: {broken}")
+        if why := schedule_refusal(schedule, config.minds):
+            raise not_allowed(f"{schedule.name}: {why}")
+        kind, uid = Kind.SCRIPT, schedule.uid
+        session = f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
+    return Message(
+        (schedule.mind,), session, payload, encode(payload, config), kind, key,
+        while_sleeping=schedule.while_sleeping, owner=SCHEDULE, uid=uid,
+    )  # fmt: skip
+
+
+def named(session: str) -> str:
+    """The session; in place of "$new" a new name."""
+    return f"{NEW_PREFIX}{secrets.token_hex(4)}" if session == NEW_SESSION else session
 
 
 def _target(to: Any, config: Config, sender: Any) -> tuple[str | None, tuple[str, ...]]:

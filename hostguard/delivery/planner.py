@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from hostguard.core.model import Kind, Mind, State, Target
-from hostguard.core.names import FILE_SESSION, MAIN_SESSION, NEW_PREFIX, NEW_SESSION
+from hostguard.core.names import FILE_SESSION, MAIN_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import wake_rules
-from hostguard.delivery.message import Message
+from hostguard.delivery.message import Message, named
 from hostguard.delivery.routes import Batch, Routes, route
 
 
@@ -33,32 +32,31 @@ def plan(mind: Mind, asleep: bool, routes: Routes | None, message: Message) -> P
             return Plan(_skipped(name, session, "asleep", f"{name} was asleep, and the message says skip"))
         wake = answer == "wake"
     if message.kind is not Kind.MESSAGE or routes is None:
-        return Plan(Target(name, named(message.session or MAIN_SESSION), kind=message.kind), wake)
-    target = place(name, routes, payload)
+        session = named(message.session or MAIN_SESSION)
+        return Plan(Target(name, session, kind=message.kind, uid=message.uid), wake)
+    target = place(mind, routes, payload)
     if target.state is State.BATCHING and (message.not_before or message.expires_at):
         target = Target(name, target.session)  # a batch has no times of its own
     return Plan(target, wake and target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers)
 
 
-def place(mind: str, routes: Routes, payload: Mapping[str, Any]) -> Target:
-    """The row that the mind's routes make of a message. `payload` has a channel (payload.told)."""
-    routed = route(routes, mind, payload)
+def place(mind: Mind, routes: Routes, payload: Mapping[str, Any]) -> Target:
+    """The row that the mind's routes make of a message. `payload` has a channel (payload.told).
+
+    A line of a file is authorised by the owner of the routes, for himself; by root, for the mind's user.
+    """
+    name, routed = mind.name, route(routes, mind.name, payload)
     if routed.action == "filtered":
-        return _skipped(mind, MAIN_SESSION, "filtered", routed.text)
+        return _skipped(name, MAIN_SESSION, "filtered", routed.text)
     if routed.action == "gated":
-        return Target(mind, MAIN_SESSION, State.QUARANTINED)
+        return Target(name, MAIN_SESSION, State.QUARANTINED)
     if routed.action == "file":
-        return Target(mind, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE)
+        return Target(name, f"{FILE_SESSION}{routed.path}", kind=Kind.FILE, uid=routes.owner or mind.uid)
     session = named(routed.session or MAIN_SESSION)
     if isinstance(routed.mode, Batch):
         batch = asdict(routed.mode) | {"triggers": list(routed.mode.triggers)}
-        return Target(mind, session, State.BATCHING, result={"batch": batch})
-    return Target(mind, session)
-
-
-def named(session: str) -> str:
-    """The session; in place of "$new" a new name."""
-    return f"{NEW_PREFIX}{secrets.token_hex(4)}" if session == NEW_SESSION else session
+        return Target(name, session, State.BATCHING, result={"batch": batch})
+    return Target(name, session)
 
 
 def _skipped(mind: str, session: str, outcome: str, reason: str) -> Target:

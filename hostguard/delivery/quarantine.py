@@ -98,7 +98,10 @@ class Quarantine:
 
     def _place(self, mind: str, payload: Mapping[str, Any]) -> Target:
         routes = self._routes(mind)
-        return Target(mind, MAIN_SESSION) if routes is None else planner.place(mind, routes, payload)
+        if routes is None:
+            return Target(mind, MAIN_SESSION)
+        known = self._policy.config.minds.get(mind)  # a reload may just have removed it: its rows wait
+        return planner.place(known, routes, payload) if known else Target(mind, "", State.QUARANTINED)
 
     async def _release_due(self) -> None:
         while self._due:

@@ -162,9 +162,17 @@ def move(db: Connection, moves: Sequence[Move], now: int) -> Moved:
             target = Target(target.mind, target.session)  # a batch has no times of its own
         final = target.state.final
         moved = db.execute(
-            "UPDATE deliveries SET state = ?, session = ?, kind = ?, result = ?, ended_at = ?"
+            "UPDATE deliveries SET state = ?, session = ?, kind = ?, result = ?, ended_at = ?, uid = ?"
             " WHERE id = ? AND state = 'gated'",
-            (target.state, target.session, target.kind, json.dumps(target.result), now * final, id_),
+            (
+                target.state,
+                target.session,
+                target.kind,
+                json.dumps(target.result),
+                now * final,
+                target.uid,
+                id_,
+            ),
         ).rowcount
         if moved and final:
             ended.append(id_)

@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hostguard.core.model import Config
 from hostguard.core.signals import RoutesChanged, Signal
@@ -197,7 +197,7 @@ def _look_at(notifier: Inotify | None, files: Sequence[tuple[str, Stamp | None]]
 def _look_at_one(notifier: Inotify | None, path: str, stamp: Stamp | None) -> _Look:
     watches, blind = _watch(notifier, path)  # first, so that a change after the reading is seen
     try:
-        found, raw = _read(path, stamp)
+        found, raw, owner = _read(path, stamp)
     except (FileNotFoundError, NotADirectoryError):
         return _Look(watches, blind, GONE)
     except OSError as error:
@@ -208,7 +208,7 @@ def _look_at_one(notifier: Inotify | None, path: str, stamp: Stamp | None) -> _L
     if raw is None:
         return _Look(watches, blind)
     try:
-        return _Look(watches, blind, found, parse_routes(raw.decode()))
+        return _Look(watches, blind, found, replace(parse_routes(raw.decode()), owner=owner))
     except UnicodeDecodeError:
         return _Look(watches, blind, found, fault="it is not UTF-8")
     except ValueError as error:
@@ -219,8 +219,8 @@ def _fault(now: Stamp, before: Stamp | None, text: str) -> tuple[Stamp | None, N
     return (None, None, None) if now == before else (now, None, text)
 
 
-def _read(path: str, stamp: Stamp | None) -> tuple[Stamp, bytes | None]:
-    """(stamp, content); no content if the file is as it was. Raises OSError, ValueError."""
+def _read(path: str, stamp: Stamp | None) -> tuple[Stamp, bytes | None, int]:
+    """(stamp, content, owner); no content if the file is as it was. Raises OSError, ValueError."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing: a FIFO would wait, a device may act
     try:
         info = os.fstat(fd)
@@ -228,14 +228,14 @@ def _read(path: str, stamp: Stamp | None) -> tuple[Stamp, bytes | None]:
             raise ValueError("is not a regular file")
         found = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
         if found == stamp:
-            return found, None
+            return found, None, info.st_uid
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             raw = file.read(ROUTES_MAX + 1)
     finally:
         os.close(fd)
     if len(raw) > ROUTES_MAX:
         raise ValueError(f"is larger than {ROUTES_MAX} bytes")
-    return found, raw
+    return found, raw, info.st_uid
 
 
 def _watch(notifier: Inotify | None, path: str) -> tuple[frozenset[tuple[int, str]], OSError | None]:

@@ -69,12 +69,13 @@ class SessionRule:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A routes.json."""
+    """A routes.json. `owner`: the uid of the file's owner, who says which files it writes."""
 
     rules: tuple[Rule, ...] = ()
     sessions: tuple[SessionRule, ...] = ()
     default: str = MAIN_SESSION
     quarantine_unmatched: bool = True
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,24 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, tzinfo
 from functools import partial
 
+from hostguard.config.authorised import schedule_refusal
 from hostguard.config.cron import LATE_MS, Due, due, next_time
 from hostguard.core.clock import CHECK_S, now_ms
 from hostguard.core.errors import Problem
-from hostguard.core.model import Delivery, Kind, Schedule
-from hostguard.core.names import SCRIPT_SESSION
-from hostguard.core.payload import scheduled
+from hostguard.core.model import Delivery, Schedule
 from hostguard.core.ports import Configured
 from hostguard.core.tasks import Tasks
 from hostguard.delivery import message
 from hostguard.delivery.acceptor import Accepted, Acceptor
-from hostguard.delivery.planner import named
 from hostguard.linux.timezones import zones
 from hostguard.store import deliveries, requests
-from hostguard.store.keys import SCHEDULE as SCHEDULE_KEYS
 from hostguard.store.settings import FIRED, SCHEDULE, Change, Fired, SettingsStore
 from hostguard.store.writer import Queue
 from hostguard.telemetry.counters import Counters
@@ -89,7 +86,7 @@ class Scheduler:
         """
         self._zones = await asyncio.to_thread(zones, {one.timezone for one, _ in self.all().values()})
         for name, why in self.held().items():
-            log.error("the schedule %s is held: %s; checked again every %g s", name, why, CHECK_S)
+            log.error("the schedule %s is held: %s", name, why)
         self._arrange()
         self._forget_others()
         self.check()
@@ -97,9 +94,13 @@ class Scheduler:
             self._zone_timer = asyncio.get_running_loop().call_later(CHECK_S, self._look_for_zones)
 
     def held(self) -> dict[str, str]:
-        """Why schedules do not run, by name: this host does not know their time zones."""
-        old = "older names are in the package tzdata-legacy"
-        return {
+        """Why schedules do not run, by name: their scripts are refused, or their time zones unknown here."""
+        old, minds = "older names are in the package tzdata-legacy", self._policy.config.minds
+        refused = {
+            one.name: why for one, _ in self.all().values()
+            if one.enabled and (why := schedule_refusal(one, minds)) is not None
+        }  # fmt: skip
+        return refused | {
             one.name: f"this host knows no time zone {one.timezone} ({old})" for one in self._without_zone()
         }
 
@@ -131,12 +132,17 @@ class Scheduler:
     # -- which schedules there are
 
     def all(self) -> dict[str, tuple[Schedule, bool]]:
-        """All schedules by name, also disabled ones; True: added at run time."""
+        """All schedules by name, also disabled ones; True: added at run time.
+
+        Root, who wrote the configuration, authorised its scripts for whichever user the mind has there.
+        """
         config = self._policy.config
         added = {
             name: (Schedule(name, **table), True) for name, table in self._settings.all(SCHEDULE).items()
         }
-        return added | {name: (schedule, False) for name, schedule in config.schedules.items()}
+        uids = {name: mind.uid for name, mind in config.minds.items()}
+        own = {name: (replace(one, uid=uids.get(one.mind)), False) for name, one in config.schedules.items()}
+        return added | own
 
     def times(self, name: str) -> tuple[int | None, int | None]:
         """When it fires next, and when it last did, in ms."""
@@ -153,7 +159,7 @@ class Scheduler:
 
     async def add(self, schedule: Schedule) -> None:
         """Add a schedule at run time. Raises Problem."""
-        self._message(schedule, None)
+        message.scheduled(schedule, None, self._policy.config)
         found = await requests.in_thread(zones, {schedule.timezone})
         table = {name: value for name, value in asdict(schedule).items() if name != "name"}
         begun = Fired(seen=self._clock(), last=None, of=_meant(schedule))
@@ -172,13 +178,14 @@ class Scheduler:
 
     async def run_now(self, schedule: Schedule) -> Accepted:
         """Send its message once, now. Raises Problem."""
-        return await self._acceptor.send(self._message(schedule, None))
+        return await self._acceptor.send(message.scheduled(schedule, None, self._policy.config))
 
     def _arrange(self) -> None:
         minds, entries = self._policy.config.minds, {}
         for name, (schedule, added) in self.all().items():
             zone = self._zones.get(schedule.timezone)
-            if zone is not None and schedule.enabled and schedule.mind in minds:
+            runs = schedule.enabled and schedule.mind in minds and schedule_refusal(schedule, minds) is None
+            if zone is not None and runs:
                 entries[name] = Entry(schedule, added, zone)
                 watch = self._watches.setdefault(name, _Watch(skipping=self.unbegun(name)[1] > 0))
                 if entries[name] != self._entries.get(name):
@@ -280,9 +287,8 @@ class Scheduler:
             return fired(now if created else rows[0].created_at, rows[0].id)
 
         try:
-            accepted = await self._acceptor.send(
-                self._message(entry.schedule, f"schedule:{name}:{time}"), noted
-            )
+            sent = message.scheduled(entry.schedule, f"schedule:{name}:{time}", self._policy.config)
+            accepted = await self._acceptor.send(sent, noted)
         except Problem as problem:
             if problem.code != "conflict":
                 raise
@@ -311,11 +317,8 @@ class Scheduler:
 
     async def _skip(self, name: str, entry: Entry, watch: _Watch, found: Due, row: int) -> None:
         """Deal with times that are due, or were missed, while a delivery of the schedule waits."""
-        times, now, state = (
-            len(found.fire) + len(found.missed),
-            self._clock(),
-            self._settings.get(FIRED, name),
-        )
+        times, now = len(found.fire) + len(found.missed), self._clock()
+        state = self._settings.get(FIRED, name)
         assert state is not None
         assert found.seen is not None
         skipped = state.get("skipped", 0)
@@ -333,18 +336,6 @@ class Scheduler:
     def _tell_skipped(self, schedule: Schedule, text: str, row: int | None = None) -> None:
         text = f"{schedule.mind}: schedule {schedule.name}: {text}"
         self._events.emit(Event.SKIPPED, text, mind=schedule.mind, schedule=schedule.name, delivery=row)
-
-    def _message(self, schedule: Schedule, key: str | None) -> message.Message:
-        """The message of a schedule. Raises Problem if it is too large."""
-        kind, session = Kind.SCHEDULE, schedule.session
-        payload = scheduled(schedule)
-        if schedule.script is not None:
-            kind, session = Kind.SCRIPT, f"{SCRIPT_SESSION}{schedule.name}:{named(session)}"
-        raw = message.encode(payload, self._policy.config)
-        wish = schedule.while_sleeping
-        return message.Message(
-            (schedule.mind,), session, payload, raw, kind, key, while_sleeping=wish, owner=SCHEDULE_KEYS
-        )
 
     def _tell_missed(self, entry: Entry, watch: _Watch, found: Due, now: int) -> None:
         """Log each missed time once, and how many are sent after all."""

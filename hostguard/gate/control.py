@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from hostguard.config.authorised import row_refusal
 from hostguard.core.clock import Clock
-from hostguard.core.errors import Problem, bad_request, conflict, unavailable, unknown
+from hostguard.core.errors import Problem, bad_request, conflict, not_allowed, unavailable, unknown
 from hostguard.core.model import Delivery, Kind, Row, State
-from hostguard.core.ports import Dispatching, HeldRows
+from hostguard.core.ports import Configured, Dispatching, HeldRows
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import CAP_MAX, LIMITS, Policy, known_mind
@@ -138,6 +139,7 @@ class DeliveryControl:
     _held: HeldRows
     _dispatcher: Dispatching
     _health: Health
+    _policy: Configured
     _clock: Clock
     _cancelling: set[int] = field(default_factory=set, init=False)  # out of the backlog, not stored yet
 
@@ -203,6 +205,9 @@ class DeliveryControl:
         found = await self.find(id_)
         if found.kind is Kind.RUN:
             raise conflict(f"{id_} was a `hostguard run`: run it again")
+        mind = self._policy.config.minds.get(found.mind)
+        if mind is not None and not mind.broken and (why := row_refusal(found, mind)) is not None:
+            raise not_allowed(f"{id_} is not tried again: {why}")
 
         def queued_again(row: Delivery) -> None:
             if found.state is State.DEAD:
@@ -239,6 +244,8 @@ class DeliveryControl:
         """A `hostguard run` reconnected after a restart of the guard."""
         if row.state is not State.QUEUED or self._run_clients.waits(row.id):
             raise conflict(f"{row.id} is {row.state} already")
+        if row.uid not in (None, client.uid):
+            raise not_allowed(f"{row.id} is the run of uid {row.uid}")
         parked = self._run_clients.unpark(row.id)
         self._run_clients.attach(row.row, client)
         if parked is not None:

@@ -130,7 +130,8 @@ class Ledger:
         if row.kind is Kind.RUN:
             again = ending.back and self._run_clients.waits(row.id)
         else:
-            again = ending.back or (ending.failed and attempts < outcome_.ATTEMPTS_MAX)
+            hopeless = ending.hopeless or attempts >= outcome_.ATTEMPTS_MAX
+            again = ending.back or (ending.failed and not hopeless)
         if again:
             pause = outcome_.backoff(attempts) if ending.failed else ending.pause_ms
             back = replace(row.row, due=0, since=waited.since or began(row, now))
@@ -171,6 +172,8 @@ class Ledger:
             self._report(Event.ENDED, row, text, turn=turn_id, run_ms=run_ms, **_how(ending))
             if state is State.DEAD:
                 text = f"turn {turn_id} was the last of {attempts} attempts: hostguard retry {row.id}"
+                if ending.hopeless:
+                    text = f"{row.id} is refused: {ending.reason}"
                 self._report(Event.DEAD, row, text, turn=turn_id, reason=ending.reason)
 
         def stored(_: object) -> None:

@@ -22,9 +22,10 @@ def dead_letter(row: Delivery, ending: Ending, config: Config, now: int) -> New 
     channel = f" in {row.channel}" if row.channel else ""
     text = (
         f"[hostguard] message {row.id} from {row.sender or 'nobody'}{channel} to {row.mind} could not be"
-        f" delivered: {ending.reason}. It is kept as a dead letter; hostguard dead retry {row.id} tries"
-        " it again"
+        f" delivered: {ending.reason}. It is kept as a dead letter"
     )
+    if not ending.hopeless:
+        text += f"; hostguard dead retry {row.id} tries it again"
     targets = tuple(Target(mind, MAIN_SESSION, kind=Kind.NOTICE) for mind in minds)
     return New(targets, system_payload(minds, text), now, sender=SENDER, channel=CHANNEL)
 

@@ -83,7 +83,7 @@ def of_minds(minds: list[Any], by_guard: Collection[str]) -> dict[str, str | Non
 def of_schedules(held: Mapping[str, str]) -> str | None:
     """The problem of schedules that are held, from the reason of each; None if there are none."""
     texts = [f"schedule {name}: {why}" for name, why in held.items()]
-    return _named(texts, "schedule list", then="held until that is there")
+    return _named(texts, "schedule list", then="held until that is fixed")
 
 
 def _named(texts: list[str], verb: str, *, always: bool = False, then: str = "") -> str | None:

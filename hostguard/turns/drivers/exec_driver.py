@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+from hostguard.config.authorised import row_refusal
 from hostguard.core import outcome, payload
 from hostguard.core.model import Delivery, Kind, Mind, Waited, Work
 from hostguard.core.names import FILE_SESSION
-from hostguard.core.outcome import turn_id
+from hostguard.core.outcome import Ending, turn_id
 from hostguard.systemd.fork_client import release
 from hostguard.turns import exit_record
 from hostguard.turns.exit_record import OUTPUT_MAX
@@ -24,14 +25,17 @@ class ExecDriver(TurnDriver):
         self._scopes = scopes
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
-        """Let a stub run the command."""
+        """Let a stub run the command, unless the row was authorised for another user than the mind's."""
+        if (why := row_refusal(row, mind)) is not None:
+            self._scopes.give_up(turn, Ending("not_authorised", why, failed=True, hopeless=True))
+            return False
         todo = work(mind, row, raw, turn.waited)
         cgroup = self._scopes.cgroup(turn.live.unit, mind.name)
         return await self._scopes.start_stub(
             turn, mind.limits, lambda stub, turn_id: release(stub, mind, todo, turn_id, cgroup)
         )
 
-    def end(self, turn: Turn) -> outcome.Ending:
+    def end(self, turn: Turn) -> Ending:
         """Read the record that the stub wrote."""
         assert turn.live.id is not None
         assert turn.delivery is not None

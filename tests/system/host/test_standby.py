@@ -366,7 +366,7 @@ def test_what_the_host_lacks_is_held_and_the_rest_works(guard: Guard) -> None:
     minds = 'userless: there is no user "ghost" on this host; gone: there is no program "/opt/gone/turn"'
     assert broken_parts(guard) == {
         "mind_broken": f"{minds}; held until that is there",
-        "schedule_broken": f"schedule lost: {zone}; held until that is there",
+        "schedule_broken": f"schedule lost: {zone}; held until that is fixed",
     }
     first, second, *_ = guard.cli("status").stdout.splitlines()
     assert first.startswith('!! broken   userless: there is no user "ghost" on this host')

@@ -53,7 +53,7 @@ def test_a_schedule_is_added_listed_and_removed(tmp_path):
         assert made == {
             "name": "tidy", "mind": "bob", "cron": "0 3 * * *", "at": None, "message": "tidy up",
             "script": None, "session": "main", "timezone": "UTC", "catch_up": "once", "catch_up_window": 60,
-            "while_sleeping": "", "overlap": "skip", "enabled": True, "source": "kept",
+            "while_sleeping": "", "overlap": "skip", "enabled": True, "uid": None, "source": "kept",
             "next_at": NOON + 15 * HOUR, "last_at": None, "last_delivery": None, "skipped": 0, "held": None,
         }  # fmt: skip
         status, listed = await client.call("GET")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hostguard.core.errors import Problem
-from hostguard.core.model import Kind, State
+from hostguard.core.model import Kind, Mind, State
 from hostguard.core.signals import SessionChanged
 from hostguard.delivery import planner
 from hostguard.delivery.routes import parse_routes
@@ -178,7 +178,7 @@ def test_rows_that_come_out_of_order_go_out_in_order(tmp_path):
 
 def test_the_settings_are_those_that_a_route_gave():
     routes = parse_routes('{"rules": [{"batch": 1}]}')
-    target = planner.place("bob", routes, {"channel": "#a", "content": ""})
+    target = planner.place(Mind("bob"), routes, {"channel": "#a", "content": ""})
     assert target.result["batch"] == {"debounce_s": 5, "max_wait_s": 60, "triggers": []}
 
 

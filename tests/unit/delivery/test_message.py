@@ -152,9 +152,9 @@ def test_no_slip_makes_one_mind_all_of_them():
 
 
 def test_run():
-    new = intake.run({"mind": "runs", "key": "k", "max_wait_s": 2.5, "argv0": "make"}, CONFIG, NOW)
-    assert (new.targets, new.expires_at) == ((Target("runs", "main", kind=Kind.RUN),), NOW + 2500)
-    assert intake.run({"mind": "ada", "key": "k"}, CONFIG, NOW).expires_at == 0
+    new = intake.run({"mind": "runs", "key": "k", "max_wait_s": 2.5, "argv0": "make"}, CONFIG, NOW, 1000)
+    assert (new.targets, new.expires_at) == ((Target("runs", "main", kind=Kind.RUN, uid=1000),), NOW + 2500)
+    assert intake.run({"mind": "ada", "key": "k"}, CONFIG, NOW, 1000).expires_at == 0
     long = {
         "mind": "ada",
         "key": "k" * 200,
@@ -162,12 +162,12 @@ def test_run():
         "description": "d" * 200,
         "argv0": "a" * 200,
     }
-    new = intake.run(long, CONFIG, NOW)
+    new = intake.run(long, CONFIG, NOW, 1000)
     assert (new.key, new.targets[0].session) == (long["key"], long["session"])
     assert json.loads(new.payload) == {"description": long["description"], "argv0": long["argv0"]}
     for name in ("key", "session", "description", "argv0"):
         more = {**long, name: long[name] + "x"}
-        assert refused(lambda more=more: intake.run(more, CONFIG, NOW))[0] == "bad_request"
+        assert refused(lambda more=more: intake.run(more, CONFIG, NOW, 1000))[0] == "bad_request"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_run():
     ],
 )
 def test_run_refusals(body, code):
-    assert refused(lambda: intake.run(body, CONFIG, NOW))[0] == code
+    assert refused(lambda: intake.run(body, CONFIG, NOW, 1000))[0] == code
 
 
 JSON = st.recursive(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from hostguard.core.model import Channel, Config, Kind, Mind, State, Target, WakeOn
 from hostguard.core.names import FILE_SESSION
 from hostguard.delivery import message as intake
-from hostguard.delivery.planner import Plan, named, place, plan
+from hostguard.delivery.message import named
+from hostguard.delivery.planner import Plan, place, plan
 from hostguard.delivery.routes import parse_routes
 
-BOB = Mind("bob", ("/bin/true",), routes="/r", wake_on=WakeOn(dm=True, mention=True))
+BOB = Mind("bob", ("/bin/true",), routes="/r", wake_on=WakeOn(dm=True, mention=True), uid=1001)
 CONFIG = Config(minds={"bob": BOB}, channels={"#c": Channel("#c", ("bob",))})
 ROUTES = parse_routes("""{"rules": [
     {"channel": "#file", "destination": "file", "path": "/notes"},
@@ -21,6 +23,7 @@ ROUTES = parse_routes("""{"rules": [
     {"channel": "#new", "session": "$new"},
     {"channel": "#s", "session": "s"}
 ]}""")
+FILE = Target("bob", f"{FILE_SESSION}/notes", kind=Kind.FILE, uid=1001)
 BATCH = {"batch": {"debounce_s": 1.0, "max_wait_s": 2.0, "triggers": ["now"]}}
 
 
@@ -35,7 +38,7 @@ def skipped(outcome, reason, session="main"):
 ASLEEP = "bob was asleep, and the message says skip"
 AWAKE = [
     # fields -> row
-    ({"channel": "#file"}, Target("bob", f"{FILE_SESSION}/notes", kind=Kind.FILE)),
+    ({"channel": "#file"}, FILE),
     ({"channel": "#mention", "sender": "ann"},
      skipped("filtered", "rule 2 matches, but only for messages that mention bob")),
     ({"channel": "#mention", "sender": "ann", "content": "hi @bob"}, Target("bob", "main")),
@@ -67,7 +70,7 @@ SLEEPING = [
     ({"channel": "#s", "isDM": True}, Target("bob", "s"), True),
     ({"channel": "#batch", "isDM": True}, Target("bob", "b", State.BATCHING, result=BATCH), True),
     ({"channel": "#none", "isDM": True}, Target("bob", "main", State.QUARANTINED), False),
-    ({"channel": "#file", "isDM": True}, Target("bob", f"{FILE_SESSION}/notes", kind=Kind.FILE), False),
+    ({"channel": "#file", "isDM": True}, FILE, False),
     ({"channel": "#mention", "isDM": True, "sender": "ann"},
      skipped("filtered", "rule 2 matches, but only for messages that mention bob"), False),
     ({"channel": "#s", "whileSleeping": "skip"}, skipped("asleep", ASLEEP), False),
@@ -83,10 +86,17 @@ def test_a_sleeping_mind_is_woken_for_what_reaches_it(fields, target, wake):
     assert plan(BOB, True, ROUTES, sent(**fields)) == Plan(target, wake)
 
 
+@pytest.mark.parametrize(("owner", "uid"), [(0, 1001), (1001, 1001), (1002, 1002)])
+def test_a_line_of_a_file_is_authorised_by_the_owner_of_the_routes(owner, uid):
+    target = plan(BOB, False, replace(ROUTES, owner=owner), sent("#file")).target
+    assert (target.kind, target.uid) == (Kind.FILE, uid)
+    assert plan(BOB, False, replace(ROUTES, owner=owner), sent("#s")).target.uid is None
+
+
 def test_a_new_session_is_one_of_its_own():
     names = {named("$new") for _ in range(3)}
     assert len(names) == 3
     assert all(re.fullmatch("new-[0-9a-f]{8}", name) for name in names)
     assert named("s") == "s"
-    assert place("bob", ROUTES, {"channel": "#new", "content": "x"}).session.startswith("new-")
+    assert place(BOB, ROUTES, {"channel": "#new", "content": "x"}).session.startswith("new-")
     assert plan(BOB, False, None, sent(session="$new")).target.session.startswith("new-")

@@ -187,7 +187,7 @@ def test_nothing_is_lost(tmp_path_factory, steps):
         assert host.quarantine.count("bob") == len(left)
         for row in left:
             payload = {"channel": row.channel, "sender": "ann", "content": "hello"}
-            assert planner.place("bob", host.routes["bob"], payload).state is State.QUARANTINED
+            assert planner.place(Mind("bob"), host.routes["bob"], payload).state is State.QUARANTINED
 
     hosted(tmp_path_factory.mktemp("q"), work)
 

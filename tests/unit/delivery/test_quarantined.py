@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from onqueue import on_queue
 from unmatched import store, unmatched
 
-from hostguard.core.model import Kind, State, Target
+from hostguard.core.model import Kind, Mind, State, Target
 from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.quarantine_rows import NOTHING, QUARANTINE_MAX, invite, move, read, release, totals
 from hostguard.delivery.routes import parse_routes
 from hostguard.store import deliveries
 from hostguard.store.deliveries import New
+
+BOB = Mind("bob")
 
 
 def told(db, id_):
@@ -59,7 +61,7 @@ def test_the_rule_that_an_invite_names_lets_the_message_go(tmp_path):
     rule = json.loads(text[text.index("{") : text.index("}") + 1])
     assert rule == {"channel": "@ann", "session": "main"}
     routes = parse_routes(json.dumps({"rules": [rule]}))
-    assert planner.place("bob", routes, planner.told(payload)).state is State.QUEUED
+    assert planner.place(BOB, routes, planner.told(payload)).state is State.QUEUED
 
 
 def test_a_long_message_is_cut_and_its_number_told():
@@ -168,7 +170,7 @@ def rows_of(*channels):
 
 def by(file):
     routes = parse_routes(json.dumps(file))
-    return lambda payload: planner.place("bob", routes, payload)
+    return lambda payload: planner.place(BOB, routes, payload)
 
 
 def test_the_newest_ten_go_out_in_order_and_older_ones_are_archived():
@@ -228,7 +230,7 @@ def test_a_move_changes_only_gated_rows(tmp_path):
         )
         targets = [
             Target("bob", "s"),
-            Target("bob", "s", kind=Kind.FILE),
+            Target("bob", "s", kind=Kind.FILE, uid=1001),
             quarantine_rows.archive("bob", "old"),
         ]
         moves = [quarantine_rows.Move(*one) for one in zip(ids, targets, strict=True)]
@@ -239,7 +241,7 @@ def test_a_move_changes_only_gated_rows(tmp_path):
     assert [row.id for row, _ in moved.out] == [rows[1].id]
     assert moved.ended == [rows[2].id]
     assert [row.state for row in rows] == [State.CANCELLED, State.QUEUED, State.SKIPPED]
-    assert (rows[1].session, rows[1].kind, rows[1].ended_at) == ("s", Kind.FILE, 0)
+    assert (rows[1].session, rows[1].kind, rows[1].ended_at, rows[1].uid) == ("s", Kind.FILE, 0, 1001)
     assert (rows[2].ended_at, rows[2].result) == (77, {"outcome": "archived", "reason": "old"})
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC
 
 import pytest
-from scheduling import DAY, HOUR, MINUTE, NOON, Host, beat, key, run
+from scheduling import DAY, HOUR, MINDS, MINUTE, NOON, Host, beat, key, run
 from until import until
 
 from hostguard.core.errors import Problem
-from hostguard.core.model import Kind, Schedule, State
+from hostguard.core.model import Config, Kind, Schedule, State
 from hostguard.delivery import schedules as module
 from hostguard.store.settings import FIRED, SCHEDULE, SLEEP, WOKEN
 
@@ -255,6 +255,55 @@ def test_a_schedule_that_does_not_run_has_no_next_time(tmp_path, caplog):
 
     run(main())
     assert "schedule nowhere is held: this host knows no time zone No/Where" in caplog.text
+
+
+def test_a_script_of_another_user_than_the_minds_now_is_held(tmp_path, caplog):
+    kept = Schedule("kept", "bob", cron="0 * * * *", script="id", timezone="UTC", uid=1001, overlap="queue")
+    old, plain = replace(kept, name="old", uid=None), replace(beat(name="plain"), uid=None)
+    own = replace(kept, name="own", uid=None)  # in the configuration: root's
+
+    async def main():
+        async with Host(tmp_path, own) as host:
+            minds = {"bob": replace(MINDS["bob"], uid=1001)}
+            host.manager.policy.config = Config(minds=minds, schedules={"own": own})
+            for one in (kept, plain):
+                await host.scheduler.add(one)
+            with pytest.raises(Problem, match="an older hostguard did not note"):
+                await host.scheduler.add(old)
+            await host.at(NOON + HOUR)
+            assert sorted((row.key, row.uid) for row in await host.rows()) == [
+                (key(NOON + HOUR, "kept"), 1001), (key(NOON + HOUR, "own"), 1001),
+                (key(NOON + HOUR, "plain"), None),
+            ]  # fmt: skip
+
+            minds = {"bob": replace(MINDS["bob"], user="root", uid=0)}
+            host.manager.policy.config = Config(minds=minds, schedules={"own": own})
+            await host.at(NOON + 2 * HOUR)  # before the schedules follow
+            await host.scheduler.reload()
+            await host.idle()
+            await host.at(NOON + 3 * HOUR)
+            assert {row.key for row in await host.rows() if row.created_at > NOON + HOUR} == {
+                key(NOON + n * HOUR, name) for n in (2, 3) for name in ("own", "plain")
+            }
+            assert {row.uid for row in await host.rows() if row.key == key(NOON + 3 * HOUR, "own")} == {0}
+            assert [*host.scheduler.held()] == ["kept"]
+            assert host.scheduler.times("kept")[0] is None
+            with pytest.raises(Problem, match="kept: its script is refused: it was authorised for uid 1001"):
+                await host.scheduler.run_now(host.scheduler.all()["kept"][0])
+
+            minds = {"bob": replace(MINDS["bob"], uid=1001, broken="there is no such user")}
+            host.manager.policy.config = Config(minds=minds, schedules={"own": own})
+            with pytest.raises(Problem, match="bob is held: there is no such user"):
+                await host.scheduler.run_now(host.scheduler.all()["own"][0])
+            host.manager.policy.config = Config(minds={"bob": replace(MINDS["bob"], uid=1001)})
+            await host.scheduler.reload()
+            await host.idle()
+            await host.at(NOON + 4 * HOUR)
+            assert key(NOON + 4 * HOUR, "kept") in {row.key for row in await host.rows()}
+            assert host.scheduler.held() == {}
+
+    run(main())
+    assert "schedule kept is held: its script is refused: it was authorised for uid 1001" in caplog.text
 
 
 def test_a_closed_scheduler_fires_no_more(tmp_path):

@@ -428,11 +428,11 @@ def test_only_a_dead_letter_is_dropped(tmp_path):
     on_manager(tmp_path, work)
 
 
-async def run_row(manager):
+async def run_row(manager, uid=None):
     """A run that waits, since all is paused, and its client."""
     await manager.parts.control.pause(None, True)
     client = RunClient(os.getpid(), os.getuid())
-    new = New(to("a", kind=Kind.RUN), b"{}", now_ms(), key="k")
+    new = New(to("a", kind=Kind.RUN, uid=uid), b"{}", now_ms(), key="k")
     (row,) = (await manager.parts.acceptor.store(new, client)).rows
     return row, client
 
@@ -515,6 +515,34 @@ def test_a_run_whose_client_does_not_come_back_is_ended(tmp_path, monkeypatch):
         found = await manager.parts.deliveries.find(row.id)
         assert (found.state, found.result["reason"]) == (State.CANCELLED, "its `hostguard run` ended")
         client.close()
+
+    on_manager(tmp_path, work)
+
+
+def test_only_the_user_of_a_run_comes_back_for_it(tmp_path):
+    async def work(manager):
+        row, client = await run_row(manager, uid=os.getuid() + 1)
+        manager.parts.run_clients.detach(row.id, client)
+        with pytest.raises(Problem, match=f"1 is the run of uid {os.getuid() + 1}"):
+            manager.parts.deliveries.reattach(row, client)
+        assert not manager.parts.run_clients.waits(row.id)
+        client.close()
+
+    on_manager(tmp_path, work)
+
+
+@pytest.mark.parametrize("state", ["done", "dead"])
+def test_what_was_authorised_for_another_user_is_not_tried_again(tmp_path, state):
+    async def work(manager):
+        row = await sent(manager, kind=Kind.SCRIPT, session="$script:x:main")
+        for turn in manager.live:
+            manager.runner.free(turn, OK)
+        await settled(manager)
+        mark = "UPDATE deliveries SET state = ?, uid = 7 WHERE id = ?"
+        await manager.queue.write(lambda db: db.execute(mark, (state, row.id)))
+        with pytest.raises(Problem, match="1 is not tried again: it was authorised for uid 7"):
+            await manager.parts.deliveries.retry(row.id)
+        assert (await manager.parts.deliveries.find(row.id)).state == state
 
     on_manager(tmp_path, work)
 

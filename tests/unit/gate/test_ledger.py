@@ -125,6 +125,7 @@ SETTLED = [
     ("the next one waits longer", CRASH, 1, State.QUEUED, 2, 10),
     ("the last but one", CRASH, 8, State.QUEUED, 9, 300),
     ("the last", CRASH, 9, State.DEAD, 10, None),
+    ("refused for good", Ending("not_authorised", "", failed=True, hopeless=True), 0, State.DEAD, 1, None),
     ("given back", Ending("dismissed", "", back=True), 3, State.QUEUED, 3, 0),
     ("given back for a while", Ending("dismissed", "", back=True, pause_ms=2_000), 0, State.QUEUED, 0, 2),
 ]

@@ -43,6 +43,12 @@ def test_a_dead_letter_is_told_to_its_mind_and_its_sender(given, told):
     assert "hostguard dead retry 7" in text
 
 
+def test_of_one_that_is_refused_for_good_it_is_not_said_to_be_tried_again():
+    refused = Ending("not_authorised", "it was authorised for uid 7", failed=True, hopeless=True)
+    text = json.loads(dead_letter(row(), refused, CONFIG, 5).payload)["content"]
+    assert text.endswith("it was authorised for uid 7. It is kept as a dead letter")
+
+
 def test_a_dead_letter_of_which_no_mind_can_be_told_brings_no_notice():
     assert dead_letter(row(mind="gone", sender="a person"), REFUSED, CONFIG, 5) is None
     assert dead_letter(row(mind="idle", sender=None), REFUSED, CONFIG, 5) is None

@@ -48,6 +48,25 @@ def test_a_command_is_run_for_its_row(monkeypatch, turns):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("uid", [0, None])
+def test_what_was_authorised_for_another_user_does_not_start(monkeypatch, uid):
+    async def run():
+        async with keeping(monkeypatch) as keeper:
+            driver = ExecDriver(keeper.scopes)
+            mind = replace(MIND, user="dan", uid=1001)
+            delivery = row(7, Kind.SCRIPT, session="$script:x:main", uid=uid)
+            turn = keeper.turn("7", delivery, driver)
+            assert driver.prepare(turn)
+            assert not await driver.start(turn, mind, delivery, b'{"script":"id"}')
+            assert turn.stub is None
+            assert keeper.host.units == {}
+            [(_, ending)] = keeper.over
+            assert (ending.outcome, ending.failed, ending.hopeless) == ("not_authorised", True, True)
+            assert "m runs as dan (uid 1001) now" in ending.reason
+
+    asyncio.run(run())
+
+
 DAN = replace(
     MIND, user="dan", home="/home/dan", shell="/bin/zsh", environment={"LANG": "de_DE.UTF-8", "TOKEN": "x"}
 )

@@ -1,0 +1,209 @@
+"""A member has a script run, or a file written, as another user than the one it was authorised for: root, say.
+
+mallory is in the group, and the user of a mind. All that runs says in a file that it did, and as whom.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from guard import Guard, run, wait_for
+from guarded import GuardedHost
+
+from hostguard.core import paths
+
+SAID = Path("/tmp/rights")
+HOME = Path("/home/mallory")
+LINES = Path("/root/authorised")  # a file that only root can write
+CONFIG = """
+[minds.m]
+command = ["/bin/true"]
+user = "{user}"
+routes = "/home/mallory/routes.json"
+[minds.plain]
+command = ["/bin/true"]
+user = "mallory"
+[schedules.own]
+mind = "m"
+cron = "0 0 1 1 *"
+script = "id -un >>/tmp/rights/own"
+"""
+
+
+class Host(GuardedHost):
+    """A guard with a mind of mallory's."""
+
+    def mallory(self, *args: str) -> subprocess.CompletedProcess[str]:
+        become = ["setpriv", "--reuid=mallory", "--regid=mallory", "--init-groups", "--reset-env"]
+        return subprocess.run(
+            [*become, "hostguard", *args], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def add(self, name: str, mind: str, *when: str) -> None:
+        """Have mallory add a script that says as whom it ran."""
+        script = f"id -un >>{SAID}/{name}"
+        done = self.mallory("schedule", "add", name, f"@{mind}", *when, "--script", script)
+        assert done.returncode == 0, done
+
+    def run_now(self, name: str) -> int:
+        """Run a schedule now; its row."""
+        row: int = self.post(f"/v1/schedules/{name}/run")["deliveries"][0]["id"]
+        return row
+
+    def give_mind_to(self, user: str) -> None:
+        """Root changes the mind's user."""
+        self.guard.configure(CONFIG.format(user=user))
+        self.guard.reload()
+
+    def held(self, name: str) -> str | None:
+        """Why `schedule list` says that a schedule does not run."""
+        listed = self.guard.json("schedule", "list")["schedules"]
+        found: str | None = next(one["held"] for one in listed if one["name"] == name)
+        return found
+
+    def refused(self, row: int, uid: int) -> None:
+        """Wait until the row is a dead letter, after one attempt, in which nothing ran."""
+        (found,) = self.done(row, state="dead")
+        assert found["result"]["outcome"] == "not_authorised"
+        assert f"authorised for uid {uid}, but m runs as root (uid 0) now" in found["result"]["reason"]
+        assert (found["attempts"], found["uid"]) == (1, uid)
+        (told,) = self.guard.journal(
+            "HOSTGUARD_TYPE=dead", f"HOSTGUARD_DELIVERY={row}"
+        ) or self.guard.journal("PRIORITY=3", f"HOSTGUARD_DELIVERY={row}")
+        assert f"{row} is refused: it was authorised for uid {uid}" in told["MESSAGE"]
+        assert str(row) in self.guard.cli("dead", "list").stdout
+
+
+def said(name: str) -> list[str]:
+    """As whom it ran, each time."""
+    file = SAID / name
+    return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture(scope="module")
+def host(_installed: None) -> Iterator[Host]:
+    run("useradd", "--create-home", "mallory")
+    run("usermod", "--append", "--groups", "hostguard", "mallory")
+    SAID.mkdir()
+    SAID.chmod(0o1777)
+    routes = {
+        "rules": [
+            {"channel": "#line", "destination": "file", "path": str(LINES)},
+            {"channel": "#own", "destination": "file", "path": f"{SAID}/lines"},
+            {"channel": "*"},
+        ]
+    }
+    (HOME / "routes.json").write_text(json.dumps(routes))
+    shutil.chown(HOME / "routes.json", "mallory", "mallory")
+    guard = Guard()
+    guard.start(CONFIG.format(user="mallory"))
+    made = Host(guard)
+    yield made
+    made.api.close()
+    guard.close()
+    run("userdel", "--force", "--remove", "mallory")
+    shutil.rmtree(SAID)
+    LINES.unlink(missing_ok=True)
+
+
+def test_a_kept_script_does_not_run_as_the_minds_new_user(host: Host) -> None:
+    uid = int(run("id", "-u", "mallory").stdout)
+    # Before: what runs, runs as mallory, and one row of each sort ends, to be retried later.
+    host.add("ran", "m", "--cron", "0 0 1 1 *")
+    ran = host.run_now("ran")
+    own = host.run_now("own")
+    line = host.send("@m", "x", channel="#own")
+    host.done(ran, own, line)
+    assert (said("ran"), said("own"), (SAID / "lines").owner()) == (["mallory"], ["mallory"], "mallory")
+    # One waits to fire, and rows that were authorised for mallory wait in the queue.
+    soon = time.time() + 4
+    host.add("fires", "m", "--at", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(soon)))
+    host.add("control", "plain", "--at", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(soon)))
+    assert host.guard.cli("schedule", "add", "roots", "@m", "--at", "+9h", "--script", "id").returncode == 0
+    host.guard.cli("pause", "m")
+    waits, waiting_line = host.run_now("ran"), host.send("@m", "x", channel="#line")
+
+    host.give_mind_to("root")
+
+    # Held, and told where a user looks: in `schedule list`, in `status` and in the journal.
+    why = f"its script is refused: it was authorised for uid {uid}, but m runs as root (uid 0) now"
+    for name in ("ran", "fires", "roots"):  # root's own, too: it was added for mallory
+        assert (host.held(name) or "").startswith(why)
+    assert host.held("control") is None
+    assert "schedule fires: its script is refused" in host.guard.cli("status").stdout
+    lines = host.guard.journal("SYSLOG_IDENTIFIER=hostguardd", "PRIORITY=3")
+    assert any(f"schedule fires is held: {why}" in one["MESSAGE"] for one in lines)
+    assert "held: its script is refused" in " ".join(host.mallory("schedule", "list").stdout.split())
+    # It neither fires, nor runs now, nor is it tried again: not for root either.
+    for done in (host.mallory("schedule", "run-now", "ran"), host.mallory("retry", str(ran))):
+        assert (done.returncode, f"authorised for uid {uid}" in done.stderr) == (1, True), done
+    assert f"{line} is not tried again" in host.guard.cli("retry", str(line), check=False).stderr
+    # The rows that waited do not start, and what the routes of mallory say now is not done as root.
+    host.guard.cli("resume", "m")
+    host.refused(waits, uid)
+    host.refused(waiting_line, uid)
+    host.refused(host.send("@m", "x", channel="#line"), uid)
+    wait_for(lambda: said("control") == ["mallory"], 20)
+    assert said("fires") == []
+    assert not LINES.exists()
+    assert said("ran") == ["mallory"]
+    # Root's, in the configuration, runs as the user whom it has there.
+    host.done(host.run_now("own"))
+    assert said("own") == ["mallory", "root"]
+
+    # Once the mind is mallory's again they run, as mallory.
+    host.give_mind_to("mallory")
+    assert host.held("ran") is None
+    host.done(host.run_now("ran"), host.api.post(f"/v1/deliveries/{waits}/retry").json()["id"])
+    assert said("ran") == ["mallory"] * 3
+
+
+def test_a_kept_script_waits_for_no_mind_of_the_same_name(host: Host) -> None:
+    """The mind goes away, and comes back as another's; and the guard is restarted in between."""
+    uid = int(run("id", "-u", "mallory").stdout)
+    host.add("again", "m", "--cron", "* * * * *")
+    host.guard.cli("pause", "m")
+    row = host.run_now("again")
+    before, after = CONFIG.format(user="root").split("[minds.plain]")
+    host.guard.configure("[minds.plain]" + after.split("[schedules.own]")[0])
+    host.guard.reload()
+    host.guard.stop()
+    host.guard.configure(f"{before}[minds.plain]{after}")
+    host.guard.restart()
+    assert (host.held("again") or "").startswith("its script is refused")
+    host.guard.cli("resume", "m")
+    host.refused(row, uid)
+    assert said("again") == []
+    host.guard.cli("schedule", "remove", "again")
+
+
+def test_what_an_older_hostguard_kept_is_refused(host: Host) -> None:
+    """It did not note for whom: neither its schedules nor its rows say."""
+    host.give_mind_to("mallory")
+    host.add("old", "m", "--cron", "0 0 1 1 *")
+    host.guard.cli("pause", "m")
+    row = host.run_now("old")
+    host.guard.stop()
+    with closing(sqlite3.connect(paths.DATABASE)) as db:  # as the migration leaves it
+        assert "uid" in [column[1] for column in db.execute("PRAGMA table_info(deliveries)")]
+    host.sql("UPDATE deliveries SET uid = NULL WHERE id = ?", row)
+    host.sql("UPDATE settings SET value = json_remove(value, '$.uid') WHERE name = 'schedule.old'")
+    host.guard.restart()
+    assert "an older hostguard did not note for which user" in (host.held("old") or "")
+    host.guard.cli("resume", "m")
+    (found,) = host.done(row, state="dead")
+    assert "an older hostguard did not note for which user" in found["result"]["reason"]
+    assert said("old") == []
+    # Added again it runs.
+    host.guard.cli("schedule", "remove", "old")
+    host.add("old", "m", "--cron", "0 0 1 1 *")
+    host.done(host.run_now("old"))
+    assert said("old") == ["mallory"]
