@@ -128,7 +128,18 @@ def test_an_upgrade_ends_no_turn_and_loses_no_message(host: Host) -> None:
 
 def test_a_removal_leaves_turns_to_finish_and_the_state(host: Host) -> None:
     scopes = host.run(TURNS)
+    pam = "grep -c hostguard /etc/pam.d/common-account"
+    assert host.run(pam, check=False) == "0\n"  # it is for an administrator to enable
+    host.run("pam-auth-update --enable hostguard")
+    assert host.run(pam) == "1\n"
     host.run("apt-get remove -y hostguard")
+    assert host.run(pam, check=False) == "0\n"
+    assert (
+        host.run(
+            "ls /usr/share/polkit-1/rules.d/*hostguard* /usr/share/pam-configs/hostguard", check=False
+        ).count("No such")
+        == 2
+    )
     assert host.ask("systemctl is-active hostguard.service hostguard.socket").text == "inactive\ninactive\n"
     assert host.run("ls /usr/lib/systemd/system/hostguard* 2>/dev/null", check=False) == ""
     assert host.run("systemctl list-units --failed --plain --no-legend") == ""

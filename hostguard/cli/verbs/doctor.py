@@ -1,4 +1,4 @@
-"""hostguard doctor: check which limits this host can enforce."""
+"""hostguard doctor: check which limits this host can enforce, and whether minds can leave their turns."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ COLOURS = {Level.PROBLEM: "red", Level.WARNING: "yellow", Level.OK: "green"}
 @json_option
 def command(as_json: bool) -> int:
     """Check which limits this host can enforce, and explain how to fix those it cannot.
+
+    It also checks what lets minds run something outside of their turns.
 
     It changes nothing and works without the daemon. Run it as root: other users see less. It exits with 1 if
     there is a problem, but not for a warning.

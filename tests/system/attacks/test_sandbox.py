@@ -173,14 +173,16 @@ def test_without_a_sandbox_other_services_run_things_outside_and_with_one_they_d
     assert not host.gets_out("eve", way)
 
 
-def test_cron(host: Host) -> None:
+def test_what_was_prepared_before_or_by_others_is_refused_by_pam(host: Host) -> None:
     assert host.turn("free", "crontab")["result"]["exit"] == 0
     assert host.turn("eve", "crontab")["result"]["exit"] != 0
-    run("crontab", "-u", "eve", str(crontab_of("eve")))  # as one that was there before
+    run("crontab", "-u", "eve", str(crontab_of("eve")))
+    assert as_user("eve", "sh", str(WAYS / "at")).returncode == 0
     starts_cron()
     wait_for(lambda: (LOOT / "free-crontab").exists())
-    wait_for(lambda: refused("cron"))
+    wait_for(lambda: refused("cron") and refused("atd"))
     assert not (LOOT / "eve-crontab").exists()
+    assert not (LOOT / "eve-at").exists()
 
 
 def crontab_of(user: str) -> Path:
@@ -191,7 +193,8 @@ def crontab_of(user: str) -> Path:
 
 def refused(service: str) -> bool:
     """Whether PAM has said that it refuses a service to eve."""
-    said = run("journalctl", "--boot", "--output=cat", "--identifier=CRON", "--identifier=(systemd)").stdout
+    by = [f"--identifier={name}" for name in ("CRON", "atd", "(systemd)")]
+    said = run("journalctl", "--boot", "--output=cat", *by).stdout
     return f"pam_listfile({service}:account): Refused user eve for service {service}" in said
 
 
