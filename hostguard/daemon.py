@@ -14,6 +14,7 @@ from typing import Any
 from hostguard import __version__
 from hostguard.api.app import Operator, Status, make_app
 from hostguard.api.deliveries import Deliveries
+from hostguard.api.http import Budget
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
 from hostguard.api.pressure import Pressure
@@ -211,7 +212,7 @@ class Daemon:
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier, clock)
         reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
-            Deliveries(
+            budget := Budget(), Deliveries(
                 policy, parts.acceptor, self.queue, backlog, parts.waiters, parts.waits, parts.deliveries,
                 views,
             ),
@@ -224,8 +225,10 @@ class Daemon:
             Operator(policy, parts.control, parts.recent, self.status, self.reload),
             Pressure(parts.monitor, gate), metrics, reports,
         )  # fmt: skip
-        self.endpoint = Endpoint(policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier)
-        self.web = WebEndpoint(Pages(policy, reports, parts.control), metrics)
+        self.endpoint = Endpoint(
+            policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, budget
+        )
+        self.web = WebEndpoint(budget, Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self.doubt: str | None = None  # why what is accepted may not be on a disk
         self._stop, self._claimed, self._ready = asyncio.Event(), False, False

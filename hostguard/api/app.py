@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hostguard import __version__
-from hostguard.api.http import Stream, body_max, json_object, number, on, problem
+from hostguard.api.http import SMALL, Budget, Stream, json_object, number, on, problem
 from hostguard.api.pressure import pressed
 from hostguard.api.views import Json, Views, effective_cap
 from hostguard.config.dump import as_dict
@@ -55,10 +55,10 @@ async def _failed(request: Request, error: Exception) -> Response:
     return problem(error if isinstance(error, Problem) else internal(repr(error)))
 
 
-def make_app(*objects: object) -> Starlette:
-    """The ASGI application with the handlers that `on` marks in these objects."""
+def make_app(budget: Budget, *objects: object) -> Starlette:
+    """The ASGI application with the handlers that `on` marks in these objects, within the budget."""
     routes = [
-        Route(marked.route[1], getattr(one, name), methods=[marked.route[0]])
+        Route(marked.route[1], budget.around(getattr(one, name), marked.route[2]), methods=[marked.route[0]])
         for one in objects
         for name, marked in vars(type(one)).items()
         if hasattr(marked, "route")
@@ -245,7 +245,7 @@ class Operator:
         return Stream(_sent(self._events, after, follow), "text/event-stream")
 
     async def _body(self, request: Request, optional: bool = False) -> dict[str, Any]:
-        return await json_object(request, body_max(self._policy.config.payload_max), optional=optional)
+        return await json_object(request, SMALL, optional=optional)
 
 
 async def _sent(events: RecentEvents, after: int | None, follow: bool) -> AsyncGenerator[bytes, None]:

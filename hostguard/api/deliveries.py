@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.api.http import body_max, json_object, number, on, row_id, seconds
+from hostguard.api.http import body_max, json_object, number, on, room_to_answer, row_id, seconds
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.core.clock import now_ms
@@ -53,7 +53,7 @@ class Deliveries:
         rows = [self._views.delivery(row) for row in accepted.rows]
         return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 
-    @on("GET", "/v1/deliveries")
+    @on("GET", "/v1/deliveries", reads=True)
     async def _list(self, request: Request) -> Response:
         query = request.query_params
         wanted = query.get("state", "")
@@ -84,7 +84,7 @@ class Deliveries:
         row = await self._control.find(id_)
         wait = request.query_params.get("wait_s")
         if wait is None or row.state.final:
-            return await self._shown(id_)
+            return await self._shown(request, id_)
         with self._waiters.waiter(id_) as final, self._waits.begun(peer(request)[0], row.row) as never:
             # Read again: from here on an end is not missed.
             if not (await self._control.find(id_)).state.final:
@@ -94,9 +94,10 @@ class Deliveries:
                 if never.done() and not final.done():
                     raise _never_ends(row, never.result())
             # Still among those that wait: a guard that stops answers them first.
-            return await self._shown(id_)
+            return await self._shown(request, id_)
 
-    async def _shown(self, id_: int) -> Response:
+    async def _shown(self, request: Request, id_: int) -> Response:
+        await room_to_answer(request)
         found = await requests.read(self._queue, lambda db: deliveries.with_payload(db, id_))
         if found is None:
             raise unknown("delivery", id_, "it was dropped from the history, or damaged: hostguard status")

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.core.errors import Problem, bad_request, too_large, unknown
+from hostguard.core.errors import Problem, bad_request, busy, too_large, unavailable, unknown
 from hostguard.core.payload import parsed
 from hostguard.core.text import whole
 
@@ -24,6 +27,16 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 SELDOM_S = 60.0  # what anybody can cause must not fill the journal
+# Bodies and answers of up to SMALL bytes need no room: connections are limited, and a `done` must not wait.
+SMALL = 16 << 10
+# Bytes in flight, of one user or mind and in all: enough for a body of the default payload_max. While it is
+# parsed and stored it takes up to five times as much, and an answer three times.
+OWN_MAX, ALL_MAX = 4 << 20, 8 << 20
+ANSWER = 1 << 20  # taken for one that is not made yet: so few are made at a time
+ROOT = "uid=0"  # who can do more than this, has room for small and large requests
+BODY_S = 10.0  # for a body to come
+ROOM_S = 15.0  # a body waits so long for room: longer than the ones before it may take to come
+BUDGET = "hostguard.budget"  # in the scope of a request
 
 
 class Seldom:
@@ -43,11 +56,11 @@ class Seldom:
         self._logger.warning("%s%s", text, f" ({more} more like it since the last such line)" if more else "")
 
 
-def on(method: str, path: str) -> Callable[[Handler], Handler]:
-    """Mark a method as the handler of a route."""
+def on(method: str, path: str, *, reads: bool = False) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of a route. `reads`: its answer may be large: few at a time."""
 
     def mark(handler: Handler) -> Handler:
-        handler.route = method, path  # type: ignore[attr-defined]
+        handler.route = method, path, reads  # type: ignore[attr-defined]
         return handler
 
     return mark
@@ -96,22 +109,175 @@ async def has_left(request: Request) -> bool:
     return leaving.done()
 
 
-async def json_object(request: Request, most: int, *, optional: bool = False) -> dict[str, Any]:
-    """The body, a JSON object of at most `most` bytes; `optional`: none is an empty one. Raises Problem."""
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > most:
-            raise too_large(f"the body has more than {most} bytes")
+class Room:
+    """Bytes in flight: those of each owner, and of all. What is larger than an owner may have goes alone.
+
+    Who waits longest is served first, but those with the least in flight before all others.
+    """
+
+    def __init__(self) -> None:
+        self._used: Counter[str] = Counter()
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+
+    async def take(self, owner: str, size: int, wait_s: float) -> None:
+        """Have `size` bytes until `give`. Raises Problem if they do not come free within `wait_s`."""
+        if self._fits(owner, size) and all(owner != other for other, _, _ in self._waiting):
+            self._used[owner] += size
+            return
+        waits = (owner, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waits)
+        try:
+            await asyncio.wait_for(waits[2], wait_s)
+        except BaseException as error:
+            if waits[2].done() and not waits[2].cancelled():
+                self.give(owner, size)
+            if not isinstance(error, TimeoutError):
+                raise
+            own, used = self._used[owner], self._used.total()
+            text = f"{owner} has {own} bytes in requests that are not finished, all callers have {used}"
+            more = f"{OWN_MAX} and {ALL_MAX} are allowed: send or read less at a time"
+            raise busy(f"{text}, and this one has {size}; {more}") from None
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(waits)
+
+    def give(self, owner: str, size: int) -> None:
+        """Give back what was taken; less than 0: take more, whatever there is."""
+        self._used[owner] -= size
+        if not self._used[owner]:
+            del self._used[owner]
+        for waits in sorted(self._waiting, key=lambda one: self._used[one[0]]):
+            if not waits[2].done() and self._fits(*waits[:2]):
+                self._used[waits[0]] += waits[1]
+                waits[2].set_result(None)
+
+    def _fits(self, owner: str, size: int) -> bool:
+        own, used = self._used[owner], self._used.total()
+        mine = not own or own + size <= OWN_MAX
+        return mine and (owner == ROOT or not used or used + size <= ALL_MAX)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Budget:
+    """What requests of all callers may take: bodies until they are answered, and answers until they are read.
+
+    Answers have room of their own: who does not read them sends on. Large bodies are parsed one at a time.
+    """
+
+    bodies: Room = field(default_factory=Room)
+    answers: Room = field(default_factory=Room)
+    parser: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "parser"))
+
+    def around(self, handler: Callable[[Request], Awaitable[Response]], reads: bool) -> Callable[..., Any]:
+        """The handler within this budget. `reads`: as `on` has it."""
+
+        async def handle(request: Request) -> Response:
+            mine = _Share(self, request.client.host if request.client is not None else "")
+            request.scope[BUDGET] = mine
+            with ExitStack() as failed:
+                failed.callback(mine.give_back)
+                if reads:
+                    await room_to_answer(request)
+                answer = await handler(request)
+                mine.answered(len(answer.body))
+                if mine.answer:
+                    failed.pop_all()
+                    return _Large(answer, mine)
+            return answer
+
+        return handle
+
+
+class _Share:
+    """What one request has of the budget: bytes of its body, with their owner, and of its answer."""
+
+    def __init__(self, budget: Budget, caller: str) -> None:
+        self.budget, self.caller, self.answer = budget, caller, 0
+        self.body: tuple[str, int] | None = None
+
+    def answered(self, size: int) -> None:
+        """The body is not needed any more, and this is the size of the answer."""
+        if self.body is not None:
+            self.budget.bodies.give(*self.body)
+            self.body = None
+        before, self.answer = self.answer, size if size > SMALL else 0
+        self.budget.answers.give(self.caller, before - self.answer)
+
+    def give_back(self) -> None:
+        """The request is over."""
+        self.answered(0)
+
+
+class _Large(Response):
+    """An answer that keeps its room until the client has read it."""
+
+    def __init__(self, answer: Response, share: _Share) -> None:
+        self._answer, self._share = answer, share
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """As ASGI has it."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._share.give_back()
+
+
+async def room_to_answer(request: Request) -> None:
+    """Wait for room for the answer, before it is made. Raises Problem."""
+    share: _Share = request.scope[BUDGET]
+    await share.budget.answers.take(share.caller, ANSWER, ROOM_S)
+    share.answer = ANSWER
+
+
+async def json_object(
+    request: Request, most: int, *, optional: bool = False, owner: str = "", within: float = BODY_S
+) -> dict[str, Any]:
+    """The body, a JSON object of at most `most` bytes that comes `within` seconds. Raises Problem.
+
+    `optional`: none is an empty one. `owner`: whose budget it takes, if not that of the caller's user.
+    """
+    share: _Share = request.scope[BUDGET]
+    declared = int(request.headers.get("content-length", 0))
+    fault = too_large(f"the body has more than {most} bytes, which is the most")
+    if declared > most:
+        raise fault
+    raw, size, now = bytearray(), declared or most, asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(within) as limit:
+            async for chunk in request.stream():
+                if len(raw) + len(chunk) > most:
+                    raise fault
+                if len(raw) <= SMALL < len(raw) + len(chunk):
+                    limit.reschedule(None)
+                    owner = owner or share.caller
+                    await share.budget.bodies.take(owner, size, ROOM_S)
+                    share.body = owner, size
+                    limit.reschedule(now() + within)
+                raw += chunk
+    except TimeoutError:
+        # Not 408: a mind does not try its `done` again after a 4xx.
+        raise unavailable(f"the body did not come within {within:g} s") from None
     if optional and not raw:
         return {}
-    try:
-        body = parsed(raw)
-    except ValueError as error:
-        raise bad_request(f"the body is {error}") from error
+    if len(raw) > SMALL:
+        body, said = await asyncio.get_running_loop().run_in_executor(share.budget.parser, _parse, raw)
+    else:
+        body, said = _parse(raw)
+    if said:
+        raise bad_request(f"the body is {said}")
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     return body
+
+
+def _parse(raw: bytearray) -> tuple[Any, str]:
+    """The value of JSON, and why it has none, or "". The bytes are not needed any more."""
+    try:
+        return parsed(raw), ""
+    except ValueError as error:
+        return None, str(error)
+    finally:
+        raw.clear()
 
 
 def bearer(request: Request) -> str:
@@ -148,8 +314,8 @@ def seconds(value: str) -> float:
 
 
 def body_max(payload_max: int) -> int:
-    """The most bytes that a body around a payload can have: of ASCII escapes it takes six for one."""
-    return 6 * payload_max + 4096
+    """The most bytes that a body around a payload can have: any text has three times its bytes in ASCII."""
+    return 3 * payload_max + 4096
 
 
 def problem(error: Problem) -> JSONResponse:

@@ -46,7 +46,7 @@ class Reports:
         self._stored: dict[int, _Stored] = {}  # by span in ms
         self._reading: dict[int, asyncio.Future[_Stored]] = {}
 
-    @on("GET", "/v1/report")
+    @on("GET", "/v1/report", reads=True)
     async def _get(self, request: Request) -> Response:
         span_ms = span_of(request, "since_s", 86_400) * 1000
         return JSONResponse(await self.report(span_ms, requests.ANSWER_S))

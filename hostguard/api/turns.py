@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.api.http import Stream, body_max, json_object, on
+from hostguard.api.http import SMALL, Stream, json_object, on
 from hostguard.api.server import peer
 from hostguard.api.views import Views, ended_turn
 from hostguard.core.clock import now_ms
@@ -69,7 +69,7 @@ class Turns:
         # Wait for a turn, then have the calling process moved into its scope.
         pid, uid = peer(request)
         config = self._policy.config
-        body = await json_object(request, body_max(config.payload_max))
+        body = await json_object(request, SMALL)
         new = message.run(body, config, now_ms(), uid)
         if self._run_clients.pid_waits(pid) or self._scopes.owns(pid):
             raise conflict(

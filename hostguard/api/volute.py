@@ -9,7 +9,6 @@ So a message that bears a mind's name is from that mind, or from a caller of the
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -20,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from hostguard.api.app import make_app
-from hostguard.api.http import Seldom, bearer, body_max, has_left, json_object, on
+from hostguard.api.http import Budget, Seldom, bearer, body_max, has_left, json_object, on
 from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unavailable, unknown
+from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unknown
 from hostguard.core.model import Config
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
@@ -60,9 +59,10 @@ class Endpoint(Listener):
         done_tracker: DoneTracker,
         acceptor: Acceptor,
         notifier: Notifier,
+        budget: Budget,
     ) -> None:
         what, loss = "the minds' endpoint", "events of minds are lost"
-        super().__init__(make_app(self), what, "events.listen", loss, FD_NAME, notifier)
+        super().__init__(make_app(budget, self), what, "events.listen", loss, FD_NAME, notifier)
         self._policy, self._residents, self._done_tracker = policy, residents, done_tracker
         self._acceptor = acceptor
         self._refusals = Seldom(log)
@@ -76,7 +76,7 @@ class Endpoint(Listener):
             )
         residents, session = self._residents, _header_session(request)
         try:
-            event = await _body(request, EVENT_MAX)
+            event = await json_object(request, EVENT_MAX, owner=_owner(mind), within=BODY_S)
             type_ = event.get("type")
             if not isinstance(type_, str) or not type_:
                 raise bad_request("type is missing: the kind of event, such as done")
@@ -103,7 +103,7 @@ class Endpoint(Listener):
         mind, name = self._authenticate(request)
         self._residents.heard(mind, _header_session(request))
         config = self._policy.config
-        body = await _body(request, body_max(config.payload_max))
+        body = await json_object(request, body_max(config.payload_max), owner=_owner(mind), within=BODY_S)
         given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
         given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
         key = request.headers.get("idempotency-key")
@@ -148,13 +148,8 @@ def _sender(mind: str, to: str, claimed: Any, config: Config) -> Any:
     return claimed
 
 
-async def _body(request: Request, most: int) -> Mapping[str, Any]:
-    try:
-        async with asyncio.timeout(BODY_S):
-            return await json_object(request, most)
-    except TimeoutError:
-        # Not 408: a mind does not try its `done` again after a 4xx.
-        raise unavailable(f"the body did not come within {BODY_S:.0f} s") from None
+def _owner(mind: str) -> str:
+    return f"the mind {mind}"
 
 
 def _header_session(request: Request) -> str | None:

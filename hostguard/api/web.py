@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from hostguard.api.app import make_app
-from hostguard.api.http import bearer, on, problem
+from hostguard.api.http import Budget, bearer, on, problem
 from hostguard.api.report import HOUR_MS, Reports, span_of
 from hostguard.api.server import Listener
 from hostguard.api.volute import token_hash
@@ -43,9 +43,9 @@ HEADERS = {
 class WebEndpoint(Listener):
     """Serves the handlers of these objects while `web.listen` is configured."""
 
-    def __init__(self, *objects: object) -> None:
+    def __init__(self, budget: Budget, *objects: object) -> None:
         loss = "there are no pages and no metrics"
-        super().__init__(OwnOrigin(make_app(*objects)), "the web endpoint", "web.listen", loss)
+        super().__init__(OwnOrigin(make_app(budget, *objects)), "the web endpoint", "web.listen", loss)
 
     async def _serve(self, sock: socket.socket) -> None:
         await asyncio.to_thread(_load_page)
@@ -65,7 +65,7 @@ class Pages:
     def __init__(self, policy: Policy, reports: Reports, control: Control) -> None:
         self._policy, self._reporter, self._control = policy, reports, control
 
-    @on("GET", "/")
+    @on("GET", "/", reads=True)
     async def _page(self, request: Request) -> Response:
         from hostguard.telemetry.page import policy, render
 

@@ -48,6 +48,9 @@ not_allowed = partial(Problem, 403, "not_allowed")  # the caller lacks the permi
 conflict = partial(Problem, 409, "conflict")  # its state does not allow this
 too_large = partial(Problem, 413, "too_large")  # the request is above a size limit
 queue_full = partial(Problem, 429, "queue_full", retry_after=60)  # the mind may have no more rows
+busy = partial(Problem, 429, "busy", retry_after=5)  # the caller, or all, have too much under way
+too_fast = partial(Problem, 429, "too_fast")  # the sender sent too much within a minute
+no_room = partial(Problem, 507, "no_room", retry_after=60)  # too much of it is stored already
 unavailable = partial(Problem, 503, "unavailable", retry_after=10)  # not possible now; nothing was done
 standby = partial(Problem, 503, "standby")  # the guard cannot start until somebody corrects the cause
 

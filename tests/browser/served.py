@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from statuses import hold, mind, status, turn
 
 from hostguard.api import report
+from hostguard.api.http import Budget
 from hostguard.api.volute import token_hash
 from hostguard.api.web import Pages, WebEndpoint
 from hostguard.core.clock import now_ms
@@ -131,7 +132,7 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        self._endpoint = WebEndpoint(Pages(self.policy, self.reports, self.control))
+        self._endpoint = WebEndpoint(Budget(), Pages(self.policy, self.reports, self.control))
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:

@@ -13,6 +13,7 @@ from minds import free_port
 from onqueue import policy
 
 from hostguard.api import volute
+from hostguard.api.http import Budget
 from hostguard.core.model import Channel, Config, Mind
 from hostguard.store.settings import TOKEN
 from hostguard.systemd.notify import Notifier
@@ -94,7 +95,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
         )
         heard, accepting, notifier = Heard(), Accepting(), Notifier()
         asked: Any = policy(config, TOKEN.to("bob", volute.token_hash(TOKENS["bob"])))
-        endpoint = volute.Endpoint(asked, heard, heard, accepting, notifier)  # type: ignore[arg-type]
+        endpoint = volute.Endpoint(asked, heard, heard, accepting, notifier, Budget())  # type: ignore[arg-type]
         await endpoint.start(config.events_listen)
         try:
             base = f"http://127.0.0.1:{port}"

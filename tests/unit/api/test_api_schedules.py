@@ -10,6 +10,7 @@ from played import views_of
 from scheduling import HOUR, NOON, Host, beat
 
 from hostguard.api.app import make_app
+from hostguard.api.http import Budget
 from hostguard.api.schedules import KEPT_MAX, Schedules
 from hostguard.config.build import SCRIPT_MAX
 from hostguard.core.clock import now_ms
@@ -26,7 +27,7 @@ class Client:
 
     def __init__(self, host: Host, address: str) -> None:
         views = views_of(host.manager)
-        app = make_app(Schedules(host.manager.policy, host.scheduler, views))
+        app = make_app(Budget(), Schedules(host.manager.policy, host.scheduler, views))
         transport = httpx.ASGITransport(app=app, client=(address, 1))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://hostguard")
 

@@ -42,7 +42,7 @@ class Host:
         self.go_on = asyncio.Event()
         self.waiting = self.sent = self.ended = self.cut = 0
         self.pieces: list[Any] = []
-        self.app = make_app(self)
+        self.app = make_app(http.Budget(), self)
 
     @on("GET", "/")
     async def hello(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hostguard.api import web
-from hostguard.api.http import on
+from hostguard.api.http import Budget, on
 from hostguard.api.volute import token_hash
 from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
@@ -103,7 +103,7 @@ def on_endpoint(
         def load() -> None:
             did.append("load")
 
-        endpoint = WebEndpoint(Handlers())
+        endpoint = WebEndpoint(Budget(), Handlers())
         await endpoint.start(None)
         assert did == []
         with patch.object(web, "_load_page", load):
