@@ -29,7 +29,7 @@ else:
     if "HOSTGUARD_TESTS_VM" not in os.environ:
         left_out.append("vm: tests/run --vm runs it")
     if "HOSTGUARD_TESTS_BOOT" not in os.environ:
-        left_out.append("boot: tests/run runs it")
+        left_out.append("boot: tests/run --boot runs it")
     if "HOSTGUARD_TESTS_BROWSER" not in os.environ:
         left_out.append("browser: it needs Chromium; tests/run brings it")
     if "HOSTGUARD_TESTS_PACKAGE" not in os.environ:

@@ -10,7 +10,7 @@ from tests.bench.promises import CAP, measure
 
 
 def test_nothing_is_lost_or_doubled(tree: Path, tmp_path: Path) -> None:
-    kills, reboots, cuts = measure(tree, tmp_path, kills=sized(9), reboots=sized(3), cuts=sized(3))
+    kills, reboots, cuts = measure(tree, tmp_path, kills=sized(6), reboots=sized(2), cuts=sized(2))
     assert (kills.lost, kills.again, kills.doubled, kills.attempts) == (0, 0, 0, 0)
     assert (reboots.lost, reboots.doubled, reboots.attempts) == (0, 0, 0)
     assert (cuts.lost, cuts.doubled) == (0, 0)

@@ -22,7 +22,7 @@ from searches import sized
 from tests.bench.promises import MINDS, Bench, Sender, figures
 from tests.rig.switched import Switched
 
-STEPS = 12
+STEPS = 8
 BROKEN = ('[minds.m0]\ncommand = "no list"\n', "[limits\n", "[limits]\nglobal_concurrent_turns = -1\n")
 
 
