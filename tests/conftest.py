@@ -8,6 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from shares import share
+
+TESTS = Path(__file__).parent
 
 
 def in_guest() -> bool:
@@ -41,44 +44,13 @@ def pytest_report_header() -> list[str]:
     return [f"left out: tests/{line}" for line in left_out]
 
 
-# Parts of the names of tests and files, from 60 s down to 10 s: each share gets about as many of these tests.
-LONG = (
-    "killed_at_random_moments",
-    "the_card_stops_for_a_minute_under_load",
-    "merely_slow_has_fewer_turns",
-    "shows_what_the_guard_makes_of_a_card_that_stops",
-    "the_floor_makes_progress",
-    "a_stopped_card_is_seen",
-    "test_nothing_is_lost_or_doubled",
-    "pid_1_is_slow",
-    "whatever_ends_the_freezing_thaws",
-    "all_of_the_guard_is_on_the_card",
-    "what_an_operator_set_on_the_slice",
-    "the_way_home_waits",
-    "a_stop_is_shown_recorded",
-    "a_slow_line_a_dumb_terminal",
-    "any_moment_of_many_deliveries",
-    "case_33",
-    "idle_and_calm",
-    "a_guard_that_goes_is_told_of",
-    "a_daemon_killed_at_any_moment",
-    "test_incident",
-    "nothing_more_is_posted",
-    "test_acting",
-    "a_daemon_that_hangs",
-    "a_lost_answer_is_a_failure",
-    "the_guard_is_stopped_for_a_while",
-    "a_mind_sleeps_and_wakes",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep only this guest's share of the tests: tests/run has several guests at work."""
-    share, _, of = os.environ.get("HOSTGUARD_TESTS_SHARE", "").partition("/")
-    if of:
-        dealt = sorted(items, key=lambda item: [long not in item.nodeid for long in LONG])
-        mine = set(dealt[int(share) :: int(of)])
-        items[:] = [item for item in items if item in mine]
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the files of other guests' shares: tests/run has several guests at work."""
+    number, _, of = os.environ.get("HOSTGUARD_TESTS_SHARE", "").partition("/")
+    if not of or not collection_path.match("test_*.py"):
+        return None
+    part = TESTS / collection_path.relative_to(TESTS).parts[0]
+    return collection_path not in share([*part.rglob("test_*.py")], int(number), int(of)) or None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
