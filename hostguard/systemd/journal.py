@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from hostguard.core.text import safe
+
 SOCKET = "/run/systemd/journal/socket"
 STDOUT = "/run/systemd/journal/stdout"
 
@@ -29,14 +31,19 @@ class Journal:
         self._socket: socket.socket | None = _connect()
 
     def send(self, text: str, priority: int = 6, fields: Mapping[str, str] | None = None) -> None:
-        """Write an entry. `priority` is that of syslog, 0 to 7; `fields` are further journal fields."""
+        """Write an entry. `priority` is that of syslog, 0 to 7; `fields` are further journal fields.
+
+        What is not printable is escaped: the texts may have the words of minds and of anybody who may send.
+        """
+        text = _escaped(text)
         if self._socket is None:
             sys.stderr.write(text + "\n")
             return
         if self._dropped:
             text = f"{text} ({self._dropped} lines before this one were lost: the journal refused them)"
         own = {"MESSAGE": text, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": self._identifier}
-        raw = b"".join(_field(name, value) for name, value in {**own, **(fields or {})}.items())
+        more = {name: _escaped(value) for name, value in (fields or {}).items()}
+        raw = b"".join(_field(name, value) for name, value in {**own, **more}.items())
         if self._try(raw):
             self._dropped = 0
         else:
@@ -71,6 +78,10 @@ def _connect() -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else "\n".join(safe(line) for line in text.split("\n"))
 
 
 def _field(name: str, value: str) -> bytes:

@@ -78,6 +78,15 @@ def test_a_journal_that_does_not_read_costs_lines_but_no_time(journald: socket.s
     ]  # fmt: skip
 
 
+def test_what_would_move_a_terminal_s_cursor_is_escaped(journald: socket.socket, said: Journal) -> None:
+    said.send("HTTP 500: \x1b]0;owned\x07\u202e\nthe next line", fields={"HOSTGUARD_REASON": "\x9b2J"})
+    raw = journald.recv(1 << 20)
+    assert b"HTTP 500: \\x1b]0;owned\\x07\\u202e\nthe next line" in raw
+    assert b"HOSTGUARD_REASON=\\x9b2J" in raw
+    assert b"\x1b" not in raw
+    assert b"\x9b" not in raw
+
+
 def test_a_fault_is_told_without_its_source_and_its_text(journald: socket.socket, said: Journal) -> None:
     """Python would read the source from the disk, on the event loop; the text may quote a message."""
     linecache.clearcache()
