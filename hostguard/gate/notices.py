@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hostguard.core.model import Config, Delivery, Kind, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
@@ -20,9 +22,11 @@ def dead_letter(row: Delivery, ending: Ending, config: Config, now: int) -> New 
     if not minds:
         return None
     channel = f" in {row.channel}" if row.channel else ""
+    # Not what a mind answered: another would read that as the guard's own words.
+    reason = re.sub(r"(HTTP [0-9]+): .*", r"\1", ending.reason)
     text = (
         f"[hostguard] message {row.id} from {row.sender or 'nobody'}{channel} to {row.mind} could not be"
-        f" delivered: {ending.reason}. It is kept as a dead letter"
+        f" delivered: {reason}. It is kept as a dead letter"
     )
     if not ending.hopeless:
         text += f"; hostguard dead retry {row.id} tries it again"
