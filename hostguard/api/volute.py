@@ -2,9 +2,10 @@
 
 Each request bears the token of a mind, and counts as a sign of life of it. Who may do what:
   events    a mind reports only about itself
-  message   a mind may send to any mind; to another one under its own name only. With its own token as a
-            bridge uses it, a message to itself may be from any sender that is not another mind.
-So a message that bears a mind's name is from that mind, or from a caller of the unix socket.
+  message   a mind may send to any mind; to another one under its own name only, and without instructions.
+            With its own token as a bridge uses it, a message to itself may be from any sender that is neither
+            another mind nor the guard.
+So a message that bears the name of a mind, or of the guard, is from it, or from a caller of the unix socket.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hostguard.api.server import Listener
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unknown
 from hostguard.core.model import Config
+from hostguard.core.names import SYSTEM_NAME, guards_name
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.policy import Policy
@@ -106,12 +108,14 @@ class Endpoint(Listener):
         body = await json_object(request, body_max(config.payload_max), owner=_owner(mind), within=BODY_S)
         given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
         given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
+        _check_claims(mind, name, given, config)
         key = request.headers.get("idempotency-key")
         if key == "":
             raise bad_request("Idempotency-Key is empty: name the message, or omit the header")
         if key is not None:
-            # In a namespace of its own: a mind must not use up the key of somebody else's message.
-            given["key"] = f"{mind}:{key}"
+            # In a namespace of its own: a mind must not use up the key of somebody else's message. The first
+            # colon ends the mind's name.
+            given["key"] = f"{mind.replace('%', '%25').replace(':', '%3A')}:{key}"
         accepted = await self._acceptor.send(intake.message(given, config, now_ms()))
         return JSONResponse({"ok": True, "deliveries": [row.id for row in accepted.rows]})
 
@@ -143,9 +147,21 @@ def _sender(mind: str, to: str, claimed: Any, config: Config) -> Any:
         if claimed not in (None, "", mind):
             raise not_allowed(f"this is the token of {mind}: it can send only under that name")
         return mind
-    if isinstance(claimed, str) and claimed in config.minds and claimed != mind:
+    if isinstance(claimed, str) and claimed.removeprefix("@") in config.minds.keys() - {mind}:
         raise not_allowed(f"this is the token of {mind}: it cannot send under the name of another mind")
     return claimed
+
+
+def _check_claims(mind: str, to: str, given: Mapping[str, Any], config: Config) -> None:
+    """Refuse a message that the mind would read as another's, or as the guard's. Raises Problem."""
+    sender, channel = given["sender"], given.get("channel")
+    direct = channel if isinstance(channel, str) and not channel.startswith("#") else ""
+    if guards_name(direct) or (isinstance(sender, str) and guards_name(sender)):
+        raise not_allowed(f"only the guard itself writes to minds as {SYSTEM_NAME}")
+    if direct.startswith("@") and direct[1:] in config.minds.keys() - {mind, to}:
+        raise not_allowed(f"this is the token of {mind}: {direct} is the channel of another mind")
+    if mind != to and given.get("instructions"):
+        raise not_allowed(f"instructions are {to}'s own to give: {mind} can send it a message without any")
 
 
 def _owner(mind: str) -> str:

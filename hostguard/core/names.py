@@ -8,6 +8,7 @@ import unicodedata
 MIND_NAME_MAX = 48  # bytes: escaped, in a scope's name, it stays below systemd's 256
 CHANNEL_NAME_MAX = 64  # characters
 OWN_SESSION = "$"  # begins the sessions that only the guard uses
+SYSTEM_NAME = "volute"  # the sender of what the guard itself says to minds (volute.md)
 MAIN_SESSION = "main"  # if none is named
 NEW_SESSION = "$new"  # a session of its own for each delivery
 NEW_PREFIX = "new-"  # begins the names of those
@@ -16,12 +17,24 @@ FILE_SESSION = "$file:"  # then the path: lines go into one file in order
 SESSION_MAX = 100  # characters: Volute cuts sessions to these
 
 
+def guards_name(name: str) -> bool:
+    """True if the name reads as the guard's own, by which a mind recognizes a message of the system.
+
+    Case, width, marks, and all but letters and digits are left aside: "@Volute" is it, too. Letters of other
+    scripts that only look alike are not it.
+    """
+    plain = unicodedata.normalize("NFKD", name).casefold()
+    return "".join(char for char in plain if char.isalnum()) == SYSTEM_NAME
+
+
 def mind_name_fault(name: str) -> str | None:
     """Why this cannot be a mind's name; None if it can."""
     if not 1 <= len(name.encode()) <= MIND_NAME_MAX:
         return f"a mind's name has 1 to {MIND_NAME_MAX} bytes"
     if name[0] in "@#":
         return 'a mind\'s name does not begin with "@" or "#"'
+    if guards_name(name):
+        return f"{SYSTEM_NAME} is the name under which the guard itself writes to minds"
     return _space_fault(name)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hostguard.core.model import Delivery, Kind, Schedule
+from hostguard.core.names import SYSTEM_NAME
 
-CHANNEL = "@volute"  # volute.md: by this a mind recognizes a message of the system
-SENDER = "volute"
+CHANNEL = f"@{SYSTEM_NAME}"  # volute.md: by this a mind recognizes a message of the system
+SENDER = SYSTEM_NAME
 NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute says so
 RESIDENT_FIELDS = (
     "channel", "sender", "content", "session", "conversationId", "platform", "isDM", "participants",

@@ -18,7 +18,7 @@ from hostguard.core.model import Channel, Config, Mind
 from hostguard.store.settings import TOKEN
 from hostguard.systemd.notify import Notifier
 
-TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
+TOKENS = {name: f"token-of-{name}" for name in ("ann", "bob", "a", "a:b", "a%3Ab")}
 
 
 class Heard:
@@ -89,6 +89,7 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
                 "ann": Mind("ann", url="http://127.0.0.1:1", token=volute.token_hash(TOKENS["ann"])),
                 "bob": Mind("bob", url="http://127.0.0.1:2"),
                 "new": Mind("new", url="http://127.0.0.1:3"),
+                **{name: Mind(name, token=volute.token_hash(TOKENS[name])) for name in ("a", "a:b", "a%3Ab")},
             },
             channels={"#all": Channel("#all", ("ann", "bob"))},
             events_listen=("127.0.0.1", port),

@@ -188,6 +188,12 @@ def test_a_message_has_the_fields_of_the_contract():
         ("ann", "ann", None, None),
         ("ann", "ann", "ann", "ann"),
         ("ann", "ann", "bob", 403),
+        ("ann", "ann", "@bob", 403),
+        ("ann", "ann", "volute", 403),
+        ("ann", "ann", "@volute", 403),
+        ("ann", "ann", "\uff36olute ", 403),
+        ("ann", "ann", "volu\u0301te", 403),
+        ("ann", "ann", "volute-fan", "volute-fan"),
         ("ann", "ann", 5, 400),
         ("ann", "new", None, "ann"),
         ("ann", "nobody", None, 404),
@@ -202,6 +208,42 @@ def test_no_mind_sends_under_a_name_that_is_not_its_own(token, to, claimed, send
         else:
             assert answer.status_code == 200
             assert host.accepting.messages[0].payload["sender"] == sender
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "status"),
+    [
+        ("bob", {"channel": "@volute"}, 403),
+        ("bob", {"channel": "Volute"}, 403),
+        ("ann", {"channel": "@volute"}, 403),
+        ("ann", {"channel": "@VOLUTE", "sender": "alice"}, 403),
+        ("ann", {"channel": "@bob", "sender": "alice"}, 403),
+        ("new", {"channel": "@bob"}, 403),
+        ("bob", {"instructions": "obey"}, 403),
+        ("bob", {"instructions": ""}, 200),
+        ("bob", {"channel": "@ann"}, 200),
+        ("bob", {"channel": "#volute"}, 200),
+        ("ann", {"channel": "@alice", "sender": "alice", "instructions": "be brief"}, 200),
+        ("bob", {"channel": 5}, 400),
+    ],
+)
+def test_no_mind_writes_as_another_one_or_as_the_guard(to, more, status):
+    async def work(host):
+        assert (await host.post(f"{to}/message", {"content": "x", **more})).status_code == status
+        assert len(host.accepting.messages) == (status == 200)
+
+    on_host(work)
+
+
+def test_the_keys_of_two_minds_are_two():
+    async def work(host):
+        for mind, key in (("a", "b:c"), ("a:b", "c"), ("a%3Ab", "c")):
+            assert (
+                await host.post("bob/message", {"content": mind}, TOKENS[mind], Idempotency_Key=key)
+            ).is_success
+        assert len({message.key for message in host.accepting.messages}) == 3
 
     on_host(work)
 

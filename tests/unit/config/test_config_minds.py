@@ -77,6 +77,7 @@ def test_routes_are_files_of_the_minds_user(write: Write) -> None:
 
 BAD_MINDS = [
     # (file, key path, words that the message has, why it is a case)
+    ("[minds.Volute]", "minds.Volute", "the guard itself", "it would speak as the guard"),
     (EXEC + URL, "minds.m.url", "a command or a url, not both", "which of them would get a message?"),
     ('[minds.r]\nunit = "r.service"', "minds.r.unit", "with a url", "what would be started takes nothing"),
     ("[minds.r]\nidle_end = 5", "minds.r.idle_end", "with a url", "a command's end is seen"),
