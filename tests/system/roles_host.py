@@ -16,7 +16,7 @@ import pytest
 from guard import Guard, run, systemctl, wait_for
 from guarded import GuardedHost
 
-TOKEN, ENDPOINT = "the-token-of-bob", "127.0.0.1:4200"
+TOKEN, ENDPOINT, WEB = "the-token-of-bob", "127.0.0.1:4200", "127.0.0.1:4201"
 NEEDLE = "needle-in-a-message"
 SECRET = "needle-in-an-environment"
 OUTPUT = "needle-in-the-output"
@@ -39,6 +39,8 @@ user = "ada"
 token = "sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}"
 [events]
 listen = "{ENDPOINT}"
+[web]
+listen = "{WEB}"
 """
 CONFIG_FILE = Path("/etc/hostguard/hostguard.toml")
 ROLES = ("root", "member", "other", "mind")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from guard import ROOT, run, wait_for
-from roles_host import NEEDLE, OUTPUT, ROLES, SECRET, TOKEN, Host
+from roles_host import NEEDLE, OUTPUT, ROLES, SECRET, TOKEN, WEB, Host
 from roles_host import host as host
 
 
@@ -37,6 +37,14 @@ def see(host: Host, role: str) -> bool:
         return host.api_by_token(*(("GET", f"/v1/{path}") for path in paths))
     looks = ("status",), ("minds",), ("turns",), ("limit", "show"), ("events",), ("metrics",)
     return host.all_or_none(role, *looks)
+
+
+def see_web(host: Host, role: str) -> bool:
+    page = host.as_user(role, "curl", "-s", f"http://{WEB}/").stdout
+    metrics = host.as_user(role, "curl", "-s", f"http://{WEB}/metrics").stdout
+    assert not [word for word in (NEEDLE, SECRET, TOKEN, OUTPUT) if word in page or word in metrics]
+    assert ("ada" in page) == ('mind="ada"' in metrics)
+    return "ada" in page
 
 
 def see_queue(host: Host, role: str) -> bool:
@@ -168,6 +176,7 @@ def list_scopes(host: Host, role: str) -> bool:
 
 PROBES: dict[str, Probe] = {
     "see status, minds, turns, limits, events, metrics": see,
+    "see the page and the metrics under [web], if configured": see_web,
     "see the queue, including the messages": see_queue,
     "send a message to a mind or a channel, under any name": send_as_anybody,
     "send a message to another mind, under its own name": send_as_itself,
