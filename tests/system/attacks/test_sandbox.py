@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import subprocess
@@ -198,8 +199,13 @@ def refused(service: str) -> bool:
     return f"pam_listfile({service}:account): Refused user eve for service {service}" in said
 
 
+def doctor(host: Host) -> dict[str, Any]:
+    said = host.guard.cli("doctor", "--json", check=False).stdout  # it fails for a problem
+    return {check["name"]: check for check in json.loads(said)["checks"]}
+
+
 def test_the_doctor_names_every_way_and_what_to_type(host: Host) -> None:
-    checks = {check["name"]: check for check in host.guard.json("doctor")["checks"]}
+    checks = doctor(host)
     assert checks["sandbox"]["level"] == "ok"
     for name, mend in {
         "linger": "loginctl disable-linger free",
@@ -210,6 +216,24 @@ def test_the_doctor_names_every_way_and_what_to_type(host: Host) -> None:
         assert checks[name]["level"] == "warning"
         assert any(line.startswith(mend) for line in checks[name]["mend"])
         assert "eve" not in checks[name]["found"]
+
+
+def test_a_mind_whose_user_has_a_service_manager_is_held_until_that_has_ended(host: Host) -> None:
+    host.guard.configure(config().replace('user = "free"', f'user = "free"\n{STRICT}'))
+    host.guard.reload()
+    row = host.send("@free", "systemd_run")
+    (problem,) = [one for one in host.get("/v1/status")["problems"] if one["code"] == "mind_broken"]
+    fix = "loginctl disable-linger free; loginctl terminate-user free"
+    assert f"outside its sandbox: run {fix}" in problem["text"]
+    found = doctor(host)["sandbox"]
+    assert (found["level"], found["mend"]) == ("problem", [fix])
+    (LOOT / "free-systemd_run").unlink()
+    run("sh", "-c", fix)
+    wait_for(lambda: not Path(f"/sys/fs/cgroup/user.slice/user-{pwd.getpwnam('free').pw_uid}.slice").exists())
+    host.guard.reload()
+    (ended,) = host.done(row)
+    assert ended["result"]["exit"] != 0
+    assert not (LOOT / "free-systemd_run").exists()
 
 
 def test_without_the_option_pam_admits_the_user_again(host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
@@ -10,8 +11,9 @@ from hostguard.config.users import CONTAINER_GROUPS, confined_by
 from hostguard.core.model import Mind
 from hostguard.linux.cgroup import has_login
 
-OUT = "What it runs is in no turn: it has no limits."
+OUT = "What a turn has run there is in no turn: it has no limits."
 SSHD = ("/usr/sbin/sshd", "/usr/sbin/dropbear")
+SSHD_DROP_INS = "/etc/ssh/sshd_config.d"
 KEYS = (".ssh/authorized_keys", ".ssh/authorized_keys2")
 
 
@@ -29,6 +31,10 @@ def sandbox(host: Host) -> Check:
         mends = [f"loginctl disable-linger {user}; loginctl terminate-user {user}" for user in inside]
         why = "Their turns can have it run programs. From now on, PAM lets none begin."
         return problem(f"a login or a service manager is left: {', '.join(inside)}", why, *mends)
+    if host.exists(SSHD[0]) and not _asks_pam(host):
+        why = "They can log in by ssh, and so leave their turns."
+        mends = [f"echo 'UsePAM yes' >{SSHD_DROP_INS}/00-hostguard.conf", "systemctl reload ssh"]
+        return problem(f"sshd does not ask PAM about {', '.join(strict)}", why, *mends)
     return ok(f"of {', '.join(strict)}")
 
 
@@ -99,6 +105,15 @@ def shared_users(host: Host) -> Check:
     )
 
 
+def _asks_pam(host: Host) -> bool:
+    """Whether sshd does. The first setting counts, and Debian's sshd_config(5) reads the drop-ins first."""
+    drop_ins = sorted((host.root / SSHD_DROP_INS.lstrip("/")).glob("*.conf"))
+    texts = [host.text(f"{SSHD_DROP_INS}/{file.name}") for file in drop_ins]
+    settings = "\n".join([*texts, host.text("/etc/ssh/sshd_config")])
+    found = re.search(r"^\s*UsePAM[\s=]+(\w+)", settings, re.MULTILINE | re.IGNORECASE)
+    return found is not None and found[1].lower() == "yes"
+
+
 def _open(host: Host) -> dict[str, Mind]:
     """The users whom no sandbox confines, each with one of its minds. root can do anything anyhow."""
     minds = [] if host.user else [mind for mind in host.config.minds.values() if mind.user and mind.uid]
@@ -106,7 +121,7 @@ def _open(host: Host) -> dict[str, Mind]:
 
 
 def _way(which: str, users: Sequence[str], mends: Sequence[str]) -> Check:
-    strict = '# or, for minds as whom nobody logs in: sandbox = "strict", see hostguard.toml(5)'
+    strict = '# or, if nobody logs in as the user: sandbox = "strict", see hostguard.toml(5)'
     return warning(f"users of minds {which}: {', '.join(users)}", OUT, *mends, strict)
 
 
