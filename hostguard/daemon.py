@@ -84,6 +84,7 @@ from hostguard.turns.idle_watch import IdleWatch
 from hostguard.turns.limit_check import Readback
 from hostguard.turns.live import Live, TurnEnded
 from hostguard.turns.mind_client import MindClient
+from hostguard.turns.outside import Outside
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger("hostguard")
@@ -136,6 +137,7 @@ class Parts:
         self.rows, self.routes = BacklogRows(backlog, gate, redrive, clock), RouteFiles(routes_changed)
         self.broken_minds = BrokenMinds(policy, redrive)
         adoption = Adoption(systemd, scopes.cgroup, mind_died, self.processes_moved)
+        self.outside = Outside(live, scopes, systemd, policy, adoption, waits, events, clock)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
@@ -151,7 +153,7 @@ class Parts:
             session_changed, self.pumped, clock,
         )  # fmt: skip
         self.recovery = Recovery(
-            queue, ledger, backlog, live, drivers, run_clients, policy, gate, self.tasks, clock
+            queue, ledger, backlog, live, drivers, run_clients, policy, gate, self.outside, self.tasks, clock
         )
 
         self.batcher = Batcher(policy, live, queue, ledger, waiters, dispatcher, self.accepting, clock)
@@ -179,6 +181,7 @@ class Parts:
         redrive.subscribe(dispatcher.redrive)
         queue.trouble_changed.subscribe(lambda _: redrive.send(signals.Redrive()))
         queue.rows_set_aside.subscribe(dispatcher.rows_set_aside)
+        turn_ended.subscribe(self.outside.turn_ended)  # first: it may keep the slot
         turn_ended.subscribe(dispatcher.turn_ended)
         rows_stored.subscribe(lambda stored: dispatcher.admit(stored.rows))
         unit_started.subscribe(self.residents.unit_started)
@@ -191,6 +194,7 @@ class Parts:
         session_changed.subscribe(self.sleeper.session_changed)
         session_changed.subscribe(waits.changed)  # a message may have gone into a turn
         self.pumped.subscribe(waits.changed)
+        self.pumped.subscribe(self.outside.look_later)
         self.processes_moved.subscribe(waits.moved)
 
 
@@ -287,6 +291,7 @@ class Daemon:
         await self.endpoint.close()
         await self.web.close()
         await parts.residents.close()
+        parts.outside.close()
         await asyncio.gather(
             parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S), parts.waiters.release(SETTLE_S)
         )

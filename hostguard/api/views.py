@@ -14,7 +14,7 @@ from hostguard.core.ports import HeldRows
 from hostguard.core.reasons import Reason
 from hostguard.core.settings import Level
 from hostguard.core.text import span
-from hostguard.core.units import parse_turn_unit, turn_unit
+from hostguard.core.units import outside_id, parse_turn_unit, turn_unit
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
@@ -204,6 +204,11 @@ class Views:
             "down": down,
             "broken": mind.broken or None if mind else None,
             "frozen": frozen,
+            "outside": [
+                f"{turn.description} keep a slot until they end: hostguard stop {turn.live.id} frees it"
+                for turn in turns
+                if outside_id(turn.live.unit)
+            ],
             "write_bytes": self._ledger.written[name],
             "command": list(mind.command) if mind else [],
             "user": mind.user if mind else None,
@@ -239,6 +244,8 @@ def sentence(hold: Hold, level: Level, evidence: str) -> str:
     blocker = hold.blocker
     if ours := parse_turn_unit(blocker):
         behind = f", behind turn {ours[1]}"
+    elif outside := outside_id(blocker):
+        behind = f": what a turn left outside of its scope, {outside}, keeps it"
     else:
         behind = f": {blocker}" if " " in blocker else f", behind {blocker}"  # units have no space in them
     return hold.reason.sentence.format(blocker=blocker, behind=behind, level=level, evidence=evidence)

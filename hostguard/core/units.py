@@ -11,6 +11,7 @@ from hostguard.core.model import Limits
 SLICE = "hostguard.slice"
 HOLDER = 65533  # the user of the stubs in the scopes, as in systemd/fork_server.py
 _TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
+_OUTSIDE = re.compile(r"hostguard-outside-.+-([0-9a-f]{8})\.scope")
 
 Property = tuple[str, str, Any]
 
@@ -35,6 +36,17 @@ def turn_unit(mind: str, turn: str) -> str:
 def mind_slice(mind: str) -> str:
     """The name of the slice of a mind's turns."""
     return f"hostguard-{escape(mind)}.slice"
+
+
+def outside_unit(mind: str, id_: str) -> str:
+    """The scope that keeps a slot for what a turn left outside, by a hexadecimal number."""
+    return f"hostguard-outside-{escape(mind)}-{id_}.scope"
+
+
+def outside_id(unit: str) -> str | None:
+    """The id of such a scope as that of a turn, "outside-..."; None for any other unit."""
+    match = _OUTSIDE.fullmatch(unit)
+    return f"outside-{match[1]}" if match else None
 
 
 def parse_turn_unit(unit: str) -> tuple[str, str] | None:

@@ -43,7 +43,8 @@ from hostguard.store import deliveries
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.turns import exit_record
 from hostguard.turns.drivers.choice import Drivers
-from hostguard.turns.live import Live, Phase, Resident, Turn, TurnDriver
+from hostguard.turns.live import Live, Phase, Resident, Turn, TurnDriver, TurnEnded
+from hostguard.turns.outside import Outside
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Recovery:
     _run_clients: RunClients
     _policy: Configured
     _gate: Gate
+    _outside: Outside
     _tasks: Tasks
     _clock: Clock
     _went_down: float | None = field(default=None, init=False)  # in order: when, in s since the epoch
@@ -203,6 +205,7 @@ class Recovery:
             if ending in (outcome.HOST_DOWN, outcome.HOST_LOST):
                 self._with_host[turn_id] = ending
             self._settle(row, turn, ending)
+            self._outside.turn_ended(TurnEnded(turn, ending))
         return turn
 
     def _resume_alone(self, turn_id: str, seen: Turn) -> Turn | None:

@@ -54,6 +54,10 @@ class Waits:
                 self._waiting.remove(waiting)
             refused.cancel()
 
+    def pids(self) -> list[int]:
+        """The processes that wait."""
+        return [one.pid for one in self._waiting]
+
     def changed(self, fact: object = None) -> None:
         """Rows, turns or caps changed: check soon, once for all changes of this moment."""
         if self._waiting and not self._due:

@@ -95,14 +95,14 @@ def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
     """The processes, of `pids` or of all, that listen at the URL. Reads descriptors: call it in a thread."""
     parts = urlsplit(url)
     hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
-    if not any(map(_is_own, hosts)):
+    if not any(map(is_own, hosts)):
         return []
     hosts |= {"0.0.0.0", "::"}  # noqa: S104
     taken = {name for name, host, port in _listening() if port == (parts.port or 80) and host in hosts}
     return [pid for pid in (psutil.pids() if pids is None else pids) if taken and _holds(pid, taken)]
 
 
-def _is_own(host: str | None) -> bool:
+def is_own(host: str | None) -> bool:
     """True if the address is one of this host: only such a one can be bound."""
     try:
         family = socket.AF_INET6 if ip_address(host or "").version == 6 else socket.AF_INET

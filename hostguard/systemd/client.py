@@ -21,6 +21,8 @@ from hostguard.systemd.dbus import MANAGER, NAME, PATH, PROPERTIES, Bus, Systemd
 log = logging.getLogger(__name__)
 
 SHUTDOWN = "shutdown.target"  # every orderly way down starts it, and by it stops all units
+LOGIND = "org.freedesktop.login1"
+LOGIND_PATH = "/org/freedesktop/login1"
 START_UNIT_S = 120.0  # systemd's own default time-out of a start is 90 s
 START_S = 60.0  # for the job of a scope, which does no work but waits for a slow PID 1
 
@@ -32,6 +34,18 @@ class Scope:
     unit: str
     mind: str
     description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A session of logind. `kind` is its class, `service` PAM's; `active`: nobody has logged out of it."""
+
+    scope: str
+    kind: str
+    service: str = ""
+    remote: bool = False
+    host: str = ""  # from which somebody logged in
+    active: bool = True
 
 
 class Listener(Protocol):
@@ -181,6 +195,22 @@ class Systemd:
         lists: list[list[list[Any]]] = [[], [list(limit) for limit in limits]]
         properties = [("IOWriteBandwidthMax", "a(st)", value) for value in lists[: 1 + bool(limits)]]
         await self._call("SetUnitProperties", "sba(sv)", [slice_, True, variants(properties)])
+
+    async def logins(self, uid: int) -> list[Login]:
+        """The user's sessions. Raises SystemdError, SystemdLost, also if there is no logind."""
+        [sessions] = await self._call("ListSessions", "", [], f"{LOGIND}.Manager", LOGIND_PATH, LOGIND)
+        found = []
+        for _id, owner, _user, _seat, path in sessions:
+            if owner == uid:
+                with suppress(SystemdError):  # it is over
+                    session = [f"{LOGIND}.Session"]
+                    [values] = await self._call("GetAll", "s", session, PROPERTIES, path, LOGIND)
+                    of = {name: value.value for name, value in values.items()}
+                    found.append(Login(
+                        of["Scope"], of["Class"], of["Service"], of["Remote"], of["RemoteHost"],
+                        of["State"] != "closing",
+                    ))  # fmt: skip
+        return found
 
     async def scopes(self) -> list[Scope]:
         """Live scopes in our slices."""

@@ -16,6 +16,7 @@ import select
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 STUB = Path(__file__).with_name("fork_server.py")
 READY = 2  # waiting stubs: as many turns as a small host starts at once
+HELD_MAX = 64  # processes for which one stub waits
 TAKE_S = 10.0  # a fork takes 1 ms; after this long the host cannot start processes
 
 
@@ -69,6 +71,13 @@ class Stub:
         """Let it wait, even without the guard, until the process of this pidfd has ended. Raises OSError."""
         with self._channel:
             socket.send_fds(self._channel, [b"w"], [caller])
+
+    def hold(self, processes: Sequence[int]) -> None:
+        """Let it wait until the processes of these pidfds, HELD_MAX at most, have ended, or until it is asked
+        to end. Raises OSError.
+        """
+        with self._channel:
+            socket.send_fds(self._channel, [b"h"], processes)
 
     def dismiss(self) -> None:
         """Let it exit without running anything."""

@@ -5,8 +5,7 @@ does not happen on the guard's event loop, and inherits nothing of the guard's s
 A stub waits until its scope is up and the guard sends one message with four descriptors: what to run, its
 stdin, the exit record, its output. Then it runs the command as the mind's user, and records how it ended,
 even if the guard is gone. For a turn that is posted to a resident mind the stub is the scope's anchor: it
-only waits until it is killed. In the turn of a `hostguard run` it waits until the caller's process has ended.
-If the guard dies before it sends the message, the stub exits without having run anything.
+only waits If the guard dies before it sends the message, the stub exits without having run anything.
 turns.exit_record.parse_record reads the record.
 
 A stub that waits keeps its scope alive, and the turn's slot taken, wherever the turn's own processes go. It
@@ -29,6 +28,7 @@ from typing import Any, NoReturn
 # reserved in Debian's policy (9.2.2), and the one below nobody's.
 HOLDER = 65533
 NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h
+FDS_MAX = 64  # that come with a message
 TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
 # May be sent to all processes of a turn: the stub ignores them, to record how the command ended.
 OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -55,7 +55,7 @@ def stub(channel: socket.socket) -> NoReturn:
     try:
         os.setsid()
         channel.send(str(os.getpid()).encode())
-        word, fds, _, _ = socket.recv_fds(channel, 1, 4)
+        word, fds, _, _ = socket.recv_fds(channel, 1, FDS_MAX)
         channel.close()
         for fd in fds:
             os.set_inheritable(fd, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
@@ -64,7 +64,10 @@ def stub(channel: socket.socket) -> NoReturn:
         elif word == b"a" and fds:
             anchor(fds[0])
         elif word == b"w" and fds:
-            watch(fds[0])
+            _outlive()
+            wait_for(fds)
+        elif word == b"h":
+            wait_for(fds)
     finally:
         os._exit(0)
 
@@ -78,13 +81,17 @@ def anchor(record: int) -> None:
     os.write(record, f"ended {ticks()}\n".encode())
 
 
-def watch(caller: int) -> None:
-    """Stay in the scope until the process of this pidfd has ended."""
-    _outlive()
+def wait_for(processes: list[int]) -> None:
+    """Stay in the scope until the processes of these pidfds have ended."""
     _become_holder()
     poller = select.poll()
-    poller.register(caller, select.POLLIN)
-    poller.poll()
+    for pidfd in processes:
+        poller.register(pidfd, select.POLLIN)
+    left = len(processes)
+    while left:
+        for pidfd, _ in poller.poll():
+            poller.unregister(pidfd)
+            left -= 1
 
 
 def run(spec_fd: int, stdin: int, record: int, output: int) -> None:

@@ -41,6 +41,7 @@ class Event(StrEnum):
     PRESSURE = "pressure"  # the level or its cap has changed
     FROZEN = "frozen"
     THAWED = "thawed"
+    OUTSIDE = "outside"  # processes that a turn left outside of its scope
     ENFORCEMENT = "enforcement"  # how far a limit is applied has changed
 
 
@@ -67,6 +68,7 @@ MESSAGE_IDS = {
     Event.THAWED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70423",
     Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
     Event.SKIPPED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70425",
+    Event.OUTSIDE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70426",
 }
 _COMMON = ("id", "at", "type", "text")  # to all events
 # Of syslog: error, warning, notice; all others info.
@@ -75,6 +77,7 @@ _PRIORITY = {
     Event.FAILED: 4,
     Event.MISSED: 4,
     Event.ENFORCEMENT: 4,
+    Event.OUTSIDE: 4,
     Event.PRESSURE: 5,
     Event.SKIPPED: 5,
 }

@@ -31,6 +31,7 @@ CODES = {
     "no_disk": (WARN, "disk"),
     "not_durable": (WARN, "queue"),
     "mind_frozen": (WARN, "frozen"),
+    "mind_outside": (WARN, "outside"),
     "mind_down": (WARN, "down"),
     "mind_failing": (WARN, "failing"),
     "dead_letters": (WARN, "dead"),
@@ -63,6 +64,9 @@ def of_minds(minds: list[Any], by_guard: Collection[str]) -> dict[str, str | Non
         "mind_broken": _named(broken, "minds", then="held until that is there"),
         "mind_frozen": _named(
             [f"{name}: systemctl thaw {' '.join(units)}" for name, units in frozen], "minds"
+        ),
+        "mind_outside": _named(
+            [f"{mind['name']}: {text}" for mind in minds for text in mind["outside"]], "turns"
         ),
         "mind_down": _named([f"{mind['name']}: {mind['down']}" for mind in minds if mind["down"]], "minds"),
         "mind_failing": _named(

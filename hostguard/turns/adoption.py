@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,6 +100,10 @@ class Adoption:
         self._keeping = asyncio.Lock()
         self._forget_at = FORGET_MIN  # processes
         self._tasks = Tasks()
+
+    def homes(self) -> Collection[Path]:
+        """The cgroups of the minds' servers."""
+        return self._servers.homes
 
     # -- a turn
 

@@ -27,6 +27,7 @@ class Phase(StrEnum):
     ENDING = "ending"  # a resident mind's turn is over, and its processes leave the scope
     LINGERING = "lingering"  # the command ended, but children of it live on in the scope
     FOREIGN = "foreign"  # a scope that somebody else put into our slices
+    OUTSIDE = "outside"  # what a turn left outside of its scope; see outside.py
     UNSURE = "unsure"  # systemd did not say whether the scope came up
 
 
@@ -138,6 +139,15 @@ class Turn:
         """The rows that are in the turn, with how long each waited."""
         first = [(self.delivery, self.waited)] if self.delivery is not None else []
         return first + self.folded
+
+
+class Waiting(Protocol):
+    """A process that waits to be moved into a turn's scope."""
+
+    pid: int
+
+    def alive(self) -> bool:
+        """True if the pid still belongs to this process. If not, its turn never began, and nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ class Servers:
         self._on_died = on_died
         self._found: dict[str, Server] = {}
         self._finding: dict[str, asyncio.Lock] = {}
+        self.homes: set[Path] = set()  # of all servers so far: their sessions may outlive them
         self._scanned: dict[str, float] = {}  # url -> time.monotonic() of the last search without a result
 
     async def find(self, mind: Mind) -> Server | None:
@@ -180,6 +181,7 @@ class Servers:
             os.close(pidfd)
             return None
         own = mind.unit is not None and home.name == mind.unit
+        self.homes.add(home)
         server = self._found[mind.name] = Server(mind, found, pidfd, uid_of(pid), home, own)
         asyncio.get_running_loop().add_reader(pidfd, self._died, server)
         return server

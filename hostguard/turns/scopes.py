@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hostguard.core import outcome, paths, units
 from hostguard.core.clock import AGAIN_MS, Clock
@@ -27,22 +26,13 @@ from hostguard.systemd.client import Scope, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.systemd.fork_client import ForkClient, Stub
 from hostguard.turns.limit_check import Readback
-from hostguard.turns.live import Live, Phase, Turn, TurnEnded
+from hostguard.turns.live import Live, Phase, Turn, TurnEnded, Waiting
 from hostguard.turns.scope_reaper import ScopeReaper
 
 log = logging.getLogger(__name__)
 
 ASK_S = 1.0  # for an answer of systemd, while the guard itself is being stopped
 SWEEP_S = 45.0  # while turns live, systemd's list is read this often: a lost report costs a slot no longer
-
-
-class Waiting(Protocol):
-    """A process that waits to be moved into a turn's scope."""
-
-    pid: int
-
-    def alive(self) -> bool:
-        """True if the pid still belongs to this process. If not, its turn never began, and nothing failed."""
 
 
 @dataclass(eq=False)
@@ -87,9 +77,14 @@ class Scopes:
         await self._systemd.close()
         self._forks.close()
 
+    @property
+    def root(self) -> Path:
+        """The cgroup folder of the service manager."""
+        return cgroups.ROOT / self._systemd.control_group.lstrip("/")
+
     def cgroup(self, unit: str, mind: str) -> Path:
         """The cgroup folder of a turn's scope."""
-        slices = cgroups.ROOT / self._systemd.control_group.lstrip("/") / units.SLICE
+        slices = self.root / units.SLICE
         return slices / units.mind_slice(mind) / unit if mind else slices / unit
 
     def frozen(self, turn: Turn) -> bool:
@@ -313,10 +308,12 @@ class Scopes:
         if scope.unit in self._live.turns:
             return
         parsed = units.parse_turn_unit(scope.unit)
-        live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else None)
+        outside = units.outside_id(scope.unit)
+        live = LiveTurn(scope.unit, scope.mind, id=parsed[1] if parsed else outside)
         now, began = self._clock.now(), oldest(self.cgroup(scope.unit, scope.mind))
         started = now.stamp if began is None else now.of(began)
-        turn = Turn(live, now.date_of(started), Phase.FOREIGN, description=scope.description, started=started)
+        phase = Phase.FOREIGN if outside is None else Phase.OUTSIDE
+        turn = Turn(live, now.date_of(started), phase, description=scope.description, started=started)
         self._live.add(turn)
         self._follow(turn)
         self._sweep_later()

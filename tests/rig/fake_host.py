@@ -18,7 +18,7 @@ import pytest
 
 from hostguard.core.units import Property, parse_turn_unit
 from hostguard.linux import cgroup
-from hostguard.systemd.client import Listener, Scope
+from hostguard.systemd.client import Listener, Login, Scope
 from hostguard.systemd.dbus import SystemdError
 from hostguard.systemd.fork_client import exited
 
@@ -54,6 +54,11 @@ class FakeStub:
         if self.fails is not None:
             raise self.fails
         self.watched = caller
+
+    def hold(self, processes: Sequence[int]) -> None:
+        """Notes whose pidfds these are."""
+        infos = [Path(f"/proc/self/fdinfo/{fd}").read_text() for fd in processes]
+        self.held = [int(info.partition("Pid:")[2].split()[0]) for info in infos]
 
     def dismiss(self) -> None:
         self._process.kill()
@@ -104,6 +109,7 @@ class FakeHost:
         self.calls: list[tuple[str, ...]] = []
         self.errors: dict[str, list[Exception]] = {}
         self.watches: list[FakeWatch] = []
+        self.sessions: list[Login] = []  # of logind
         self.stubs: list[FakeStub] = []
         self.listener: Listener | None = None
 
@@ -185,6 +191,10 @@ class FakeHost:
         if self.listener is not None:
             self.listener.scope_job(unit)
         self.empty(unit)
+
+    async def logins(self, uid: int) -> list[Login]:
+        self._call("logins", str(uid))
+        return self.sessions
 
     async def thaw(self, unit: str) -> None:
         self._call("thaw", unit)

@@ -62,7 +62,8 @@ def turn_text(turn: Any) -> str:
 def stop(turn: str, as_json: bool) -> None:
     """Stop a live turn.
 
-    systemd sends SIGTERM to its processes, and SIGKILL later.
+    systemd sends SIGTERM to its processes, and SIGKILL later. What a turn left outside of its scope (its
+    state is outside) continues: only its slot comes free.
 
     \b
     Example:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from hostguard.core import outcome
 from hostguard.core.model import Delivery, Mind
 from hostguard.turns import exit_record
-from hostguard.turns.live import Turn, TurnDriver
-from hostguard.turns.scopes import Scopes, Waiting
+from hostguard.turns.live import Turn, TurnDriver, Waiting
+from hostguard.turns.scopes import Scopes
 
 
 class Caller(Waiting, Protocol):

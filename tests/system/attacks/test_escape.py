@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from guard import Guard, run, systemctl, wait_for
@@ -37,7 +38,7 @@ class Attacked(GuardedHost):
     def attach(self, *pids: str) -> str:
         """A command that has systemd move processes to the user's own manager."""
         unit = f"user@{self.uid}.service"
-        return f"busctl call {MANAGER} AttachProcessesToUnit ssau {unit} '' {len(pids)} {' '.join(pids)}"
+        return f'busctl call {MANAGER} AttachProcessesToUnit ssau {unit} "" {len(pids)} {" ".join(pids)}'
 
     def turn(self, script: str) -> int:
         """Start a turn that runs the script, and wait until it wrote the file `up`; its row."""
@@ -82,6 +83,22 @@ def host(_installed: None) -> Iterator[Attacked]:
             made.api.close()
             guard.close()
     run("userdel", "--remove", "--force", EVE)
+
+
+# Like cron: a service of root's that runs what users tell it, as they.
+CRON = f"""
+rm -f /run/cron.jobs; mkfifo /run/cron.jobs; chown {EVE} /run/cron.jobs
+while read -r job; do setpriv --reuid={EVE} --regid={EVE} --init-groups sh -c "$job" & done <>/run/cron.jobs
+"""
+
+
+@pytest.fixture(scope="module")
+def cron(host: Attacked) -> Iterator[None]:
+    Path("/run/cron.sh").write_text(CRON)
+    run("systemd-run", "--quiet", "--unit=cron", "sh", "/run/cron.sh")
+    wait_for(Path("/run/cron.jobs").exists)
+    yield
+    systemctl("stop", "cron")
 
 
 @pytest.fixture(autouse=True)
@@ -144,14 +161,100 @@ def test_a_run_that_leaves_keeps_its_slot_until_its_command_ends(host: Attacked)
     with subprocess.Popen(
         [*become, "hostguard", "run", "--mind", "eve", "--", "sh", "-c", script]
     ) as process:
-        wait_for((HOME / "up").exists, 30)
-        assert outside(process.pid)
-        stub, waiting = host.stub(), host.held()
-        for attack in (host.attach(str(stub)), f"kill -KILL {stub}", f"kill -STOP {stub}"):
-            assert as_user(EVE, "sh", "-c", attack).returncode != 0
-        host.guard.kill()  # the next guard knows it, too
-        host.guard.restart()
-        assert host.row(waiting)["hold"]["reason"] == "mind_busy"
-        go()
-        assert process.wait(10) == 0
+        try:
+            wait_for((HOME / "up").exists, 30)
+            assert outside(process.pid)
+            stub, waiting = host.stub(), host.held()
+            for attack in (host.attach(str(stub)), f"kill -KILL {stub}", f"kill -STOP {stub}"):
+                assert as_user(EVE, "sh", "-c", attack).returncode != 0
+            host.guard.kill()  # the next guard knows it, too
+            host.guard.restart()
+            assert host.row(waiting)["hold"]["reason"] == "mind_busy"
+            go()
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
     host.done(waiting)
+
+
+# -- what a turn leaves outside
+
+
+def left_outside(host: Attacked, script: str) -> Any:
+    """Run a turn that leaves a process outside; the slot that is kept for it, once the turn has ended."""
+    row = host.send("@eve", script)
+    host.done(row)
+    wait_for((HOME / "up").exists, 30)
+    wait_for(lambda: [turn["state"] for turn in host.turns()] == ["outside"], 40)
+    return host.turns()[0]
+
+
+BY_MANAGER = f"systemd-run --user --quiet sh -c 'echo $$$$ >{HOME}/said; touch {HOME}/up; {WAIT}'"
+BY_CRON = f"echo 'echo $$ >{HOME}/said; touch {HOME}/up; {WAIT}' >/run/cron.jobs"
+CHILD = "sh -c '@ATTACH@; echo $$ >@HOME@/said; touch @HOME@/up; @WAIT@' & while [ ! -e @HOME@/up ]; do sleep 0.01; done"
+
+
+def child(host: Attacked) -> str:
+    """A script whose child is in the user's manager, when it ends itself."""
+    text = CHILD.replace("@ATTACH@", host.attach("$$")).replace("@HOME@", str(HOME)).replace("@WAIT@", WAIT)
+    return text
+
+
+@pytest.mark.parametrize("way", ["systemd-run", "cron", "attached"])
+def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(
+    host: Attacked, cron: None, way: str
+) -> None:
+    script = {"systemd-run": BY_MANAGER, "cron": BY_CRON, "attached": child(host)}[way]
+    slot = left_outside(host, script)
+    pid = int((HOME / "said").read_text())
+    place = "cron.service" if way == "cron" else f"user@{host.uid}.service"
+    assert slot["description"] == f"processes outside of its turns: sh ({pid}) in {place}"
+    waiting = host.held()
+    assert (
+        f"what a turn left outside of its scope, {slot['id']}, keeps it"
+        in host.guard.cli("why", str(waiting)).stdout
+    )
+    said = f"eve: {slot['description']} keep a slot until they end: hostguard stop {slot['id']} frees it"
+    assert said in host.guard.cli("status", check=False).stdout
+    assert [event["pids"] for event in host.all_events() if event.get("turn") == slot["id"]] == [str(pid)]
+    assert host.guard.journal(f"HOSTGUARD_TURN={slot['id']}", "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70426")
+    host.kill()  # the next guard knows of it, too
+    assert [turn["id"] for turn in host.turns()] == [slot["id"]]
+    assert host.row(waiting)["state"] == "queued"
+    go()
+    host.done(waiting)
+
+
+def test_whoever_lets_it_be_has_the_slot(host: Attacked) -> None:
+    slot = left_outside(host, child(host))
+    pid = int((HOME / "said").read_text())
+    waiting = host.held()
+    host.guard.cli("stop", slot["id"])
+    host.done(waiting)
+    assert outside(pid)
+    host.done(host.send("@eve", "true"))  # nor does it count at the end of the next turn
+    assert host.turns() == []
+    go()
+
+
+def test_a_job_that_cron_starts_later_is_found(host: Attacked, cron: None) -> None:
+    slot = left_outside(host, f"echo 'sleep 1; touch {HOME}/up; {WAIT}' >/run/cron.jobs")
+    assert "in cron.service" in slot["description"]
+    go()
+    wait_for(lambda: not host.turns())
+
+
+def test_what_others_start_as_the_minds_user_is_no_turns(host: Attacked) -> None:
+    """An administrator's service, its user manager, what began before, and a person who is logged in."""
+    before = subprocess.Popen(
+        ["systemd-run", "--quiet", "--wait", f"--uid={EVE}", "--unit=before", "sleep", "60"]
+    )
+    row = host.turn("true")
+    run("systemd-run", "--quiet", f"--uid={EVE}", "--unit=meanwhile", "sleep", "60")
+    systemctl("restart", f"user@{host.uid}.service")
+    waiting = host.held()
+    go()
+    host.done(row, waiting)
+    assert host.turns() == []
+    systemctl("stop", "before", "meanwhile")
+    before.wait(10)

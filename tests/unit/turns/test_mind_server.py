@@ -82,6 +82,7 @@ def test_a_server_is_found_once_and_its_death_is_reported(hosted, mind):
         host.started[0].kill()
         await until(lambda: host.died == ["m"])
         assert not server.alive()
+        assert host.servers.homes == {HOME}, "what its sessions left there outlives it"
 
     hosted(work)
 

@@ -57,7 +57,10 @@ class Keeper:
         self.checked, self.over, self.redrives, self.started = [], [], [], []
         redrive, turn_ended, unit_started = Signal(), Signal(), Signal()
         redrive.subscribe(self.redrives.append)
+        self.before, self.after = [], []  # others who hear of an end, before and after this
+        turn_ended.subscribe(lambda ended: [heard(ended) for heard in self.before])
         turn_ended.subscribe(lambda ended: self.over.append((ended.turn, ended.ending)))
+        turn_ended.subscribe(lambda ended: [heard(ended) for heard in self.after])
         unit_started.subscribe(self.started.append)
         self.driver = Driver()
         self.scopes = Scopes(self.live, host, self, self, redrive, turn_ended, unit_started, self.clock)

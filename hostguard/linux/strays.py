@@ -1,0 +1,92 @@
+"""Processes of a user outside of the guard's slice, where services of the host start them on request.
+
+Such places are the user's own slice (its service manager and its login sessions), and a few services: cron,
+at, and those that deliver mail or take logins. What an administrator starts as the user is elsewhere. It is
+all in memory: nothing here waits for a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hostguard.linux.process import Process, members, process, uid_of
+
+HZ = os.sysconf("SC_CLK_TCK")
+# By the first word of a unit's name.
+SERVICES = frozenset(
+    (
+        "anacron", "atd", "cron", "crond", "cronie", "exim4", "fcron", "incron", "incrond", "postfix",
+        "ssh", "sshd",
+    )
+)  # fmt: skip
+# What a user's service manager consists of, and what it keeps ready without being asked: they do no work of
+# their own. catatonit holds the namespaces of podman.
+HELPERS = frozenset(
+    (
+        "catatonit", "dbus-broker", "dbus-broker-launch", "dbus-daemon", "gpg-agent", "systemd",
+        "systemd-executor",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A process outside of the guard's slice. `place` is its unit; `own`: that is in the user's own slice."""
+
+    process: Process
+    name: str
+    place: str
+    own: bool
+
+
+def strays(uid: int, since: int, root: Path, homes: Collection[Path] = ()) -> list[Stray]:
+    """Processes of the user that began at or after `since`, in ms since the boot, the eldest first.
+
+    `root` is the cgroup of the service manager. What is in one of the cgroups `homes` does not count.
+    """
+    found = []
+    own = root / "user.slice" / f"user-{uid}.slice"
+    for place, folder in [*_units(own), *_services(root / "system.slice")]:
+        ours = folder.is_relative_to(own)
+        for cgroup, below, _ in os.walk(folder):
+            if Path(cgroup) in homes:
+                below.clear()
+                continue
+            for pid in members(Path(cgroup)):
+                known = process(pid)
+                if known is None or (known.started + 1) * 1000 <= since * HZ:
+                    continue
+                if (ours and _helper(pid)) or (not ours and uid_of(pid) != uid):
+                    continue
+                found.append(Stray(known, _name(pid), place, ours))
+    return sorted(found, key=lambda stray: (stray.process.started, stray.process.pid))
+
+
+def _units(folder: Path) -> Iterator[tuple[str, Path]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield entry.name, folder / entry.name
+
+
+def _services(folder: Path) -> Iterator[tuple[str, Path]]:
+    return ((name, path) for name, path in _units(folder) if re.split("[@.-]", name)[0] in SERVICES)
+
+
+def _helper(pid: int) -> bool:
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    return program.startswith("/usr/") and os.path.basename(program) in HELPERS
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").removesuffix("\n")
+    return "?"
