@@ -1,4 +1,4 @@
-"""A user's own service manager, in a guest that has neither logind nor PAM's module of systemd to start it."""
+"""A user's own service manager, in a guest without logind and PAM's module of systemd, which would start it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A mind's user with code of its own leaves its turn's scope. Its user manager runs, as after enable-linger."""
+"""A mind's user with code of its own leaves its turn's scope. The user lingers, and may use cron, at and ssh."""
 
 from __future__ import annotations
 
+import pwd
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from guard import Guard, run, systemctl, wait_for
 from guarded import GuardedHost
-from user_manager import as_user, user_manager
+from user_manager import as_user
 
 from hostguard.core.units import HOLDER
 from hostguard.linux import cgroup
@@ -61,6 +62,9 @@ class Attacked(GuardedHost):
 
 
 WAIT = f"read _ <{HOME}/go"  # until the test says so
+SERVICES = ("systemd-logind", "systemd-user-sessions", "cron", "atd", "ssh")
+SSH = f"ssh -i {HOME}/key -o BatchMode=yes -o StrictHostKeyChecking=no -o LogLevel=ERROR 127.0.0.1"
+JOB = HOME / "job"
 
 
 def go() -> None:
@@ -70,35 +74,27 @@ def go() -> None:
 
 @pytest.fixture(scope="module")
 def host(_installed: None) -> Iterator[Attacked]:
-    run("useradd", "--create-home", "--groups=hostguard", EVE)
+    run("useradd", "--create-home", "--groups=hostguard", "--shell=/bin/sh", EVE)
     (HOME / "turn.py").write_text(TURN)
+    JOB.write_text(f"echo $$ >{HOME}/said; touch {HOME}/up; {WAIT}\n")
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{HOME}/key")
+    run("install", "-D", "-m", "600", f"{HOME}/key.pub", f"{HOME}/.ssh/authorized_keys")
+    run("chown", "-R", f"{EVE}:", str(HOME))
+    systemctl("start", *SERVICES)
+    run("loginctl", "enable-linger", EVE)
     guard = Guard()
     systemctl("start", "hostguard.socket")  # as it is installed
     made = Attacked(guard)
-    with user_manager(EVE) as made.uid:
-        guard.start(CONFIG)
-        try:
-            yield made
-        finally:
-            made.api.close()
-            guard.close()
+    made.uid = pwd.getpwnam(EVE).pw_uid
+    wait_for(Path(f"/run/user/{made.uid}/systemd/private").exists, 30)
+    guard.start(CONFIG)
+    yield made
+    made.api.close()
+    guard.close()
+    run("loginctl", "disable-linger", EVE)
+    subprocess.run(["loginctl", "terminate-user", EVE], check=False)
     run("userdel", "--remove", "--force", EVE)
-
-
-# Like cron: a service of root's that runs what users tell it, as they.
-CRON = f"""
-rm -f /run/cron.jobs; mkfifo /run/cron.jobs; chown {EVE} /run/cron.jobs
-while read -r job; do setpriv --reuid={EVE} --regid={EVE} --init-groups sh -c "$job" & done <>/run/cron.jobs
-"""
-
-
-@pytest.fixture(scope="module")
-def cron(host: Attacked) -> Iterator[None]:
-    Path("/run/cron.sh").write_text(CRON)
-    run("systemd-run", "--quiet", "--unit=cron", "sh", "/run/cron.sh")
-    wait_for(Path("/run/cron.jobs").exists)
-    yield
-    systemctl("stop", "cron")
+    systemctl("stop", *SERVICES)
 
 
 @pytest.fixture(autouse=True)
@@ -189,26 +185,20 @@ def left_outside(host: Attacked, script: str) -> Any:
     return host.turns()[0]
 
 
-BY_MANAGER = f"systemd-run --user --quiet sh -c 'echo $$$$ >{HOME}/said; touch {HOME}/up; {WAIT}'"
-BY_CRON = f"echo 'echo $$ >{HOME}/said; touch {HOME}/up; {WAIT}' >/run/cron.jobs"
-CHILD = "sh -c '@ATTACH@; echo $$ >@HOME@/said; touch @HOME@/up; @WAIT@' & while [ ! -e @HOME@/up ]; do sleep 0.01; done"
+WAYS = {
+    "systemd-run": (f"systemd-run --user --quiet sh {JOB}", "user@"),
+    "attached": (f"sh -c '@ATTACH@; . {JOB}' & while [ ! -e {HOME}/up ]; do sleep 0.01; done", "user@"),
+    "at": (f"echo 'exec sh {JOB}' | at now", "atd.service"),
+    "ssh": (f"{SSH} 'setsid -f sh {JOB} </dev/null >/dev/null 2>&1'", "session-"),
+}
 
 
-def child(host: Attacked) -> str:
-    """A script whose child is in the user's manager, when it ends itself."""
-    text = CHILD.replace("@ATTACH@", host.attach("$$")).replace("@HOME@", str(HOME)).replace("@WAIT@", WAIT)
-    return text
-
-
-@pytest.mark.parametrize("way", ["systemd-run", "cron", "attached"])
-def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(
-    host: Attacked, cron: None, way: str
-) -> None:
-    script = {"systemd-run": BY_MANAGER, "cron": BY_CRON, "attached": child(host)}[way]
-    slot = left_outside(host, script)
-    pid = int((HOME / "said").read_text())
-    place = "cron.service" if way == "cron" else f"user@{host.uid}.service"
-    assert slot["description"] == f"processes outside of its turns: sh ({pid}) in {place}"
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(host: Attacked, way: str) -> None:
+    script, place = WAYS[way]
+    slot = left_outside(host, script.replace("@ATTACH@", host.attach("$$")))
+    pid = (HOME / "said").read_text().strip()
+    assert f"sh ({pid}) in {place}" in slot["description"]
     waiting = host.held()
     assert (
         f"what a turn left outside of its scope, {slot['id']}, keeps it"
@@ -216,7 +206,8 @@ def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(
     )
     said = f"eve: {slot['description']} keep a slot until they end: hostguard stop {slot['id']} frees it"
     assert said in host.guard.cli("status", check=False).stdout
-    assert [event["pids"] for event in host.all_events() if event.get("turn") == slot["id"]] == [str(pid)]
+    [event] = [event for event in host.all_events() if event.get("turn") == slot["id"]]
+    assert pid in event["pids"].split()
     assert host.guard.journal(f"HOSTGUARD_TURN={slot['id']}", "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70426")
     host.kill()  # the next guard knows of it, too
     assert [turn["id"] for turn in host.turns()] == [slot["id"]]
@@ -226,7 +217,7 @@ def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(
 
 
 def test_whoever_lets_it_be_has_the_slot(host: Attacked) -> None:
-    slot = left_outside(host, child(host))
+    slot = left_outside(host, WAYS["systemd-run"][0])
     pid = int((HOME / "said").read_text())
     waiting = host.held()
     host.guard.cli("stop", slot["id"])
@@ -237,9 +228,15 @@ def test_whoever_lets_it_be_has_the_slot(host: Attacked) -> None:
     go()
 
 
-def test_a_job_that_cron_starts_later_is_found(host: Attacked, cron: None) -> None:
-    slot = left_outside(host, f"echo 'sleep 1; touch {HOME}/up; {WAIT}' >/run/cron.jobs")
-    assert "in cron.service" in slot["description"]
+def test_a_job_that_starts_after_the_turn_is_found(host: Attacked) -> None:
+    host.done(host.send("@eve", f"echo '@reboot exec sh {JOB}' | crontab -"))
+    assert host.turns() == []
+    Path("/run/crond.reboot").unlink(missing_ok=True)
+    systemctl("restart", "cron")
+    wait_for((HOME / "up").exists, 30)
+    wait_for(lambda: [turn["state"] for turn in host.turns()] == ["outside"], 40)
+    assert "in cron.service" in host.turns()[0]["description"]
+    run("crontab", "-r", "-u", EVE)
     go()
     wait_for(lambda: not host.turns())
 
@@ -258,3 +255,19 @@ def test_what_others_start_as_the_minds_user_is_no_turns(host: Attacked) -> None
     assert host.turns() == []
     systemctl("stop", "before", "meanwhile")
     before.wait(10)
+
+
+def test_what_a_person_runs_who_is_logged_in_is_no_turns(host: Attacked) -> None:
+    row = host.turn("true")
+    script = f"echo $$ >{HOME}/said; exec sleep 60"
+    with subprocess.Popen(["su", "--login", EVE, "--command", script]) as person:
+        try:
+            wait_for(lambda: (HOME / "said").exists() and (HOME / "said").read_text(), 30)
+            pid = int((HOME / "said").read_text())
+            assert "/session-" in Path(f"/proc/{pid}/cgroup").read_text()
+            go()
+            host.done(row)
+            wait_for(lambda: not host.turns())
+            assert not [event for event in host.all_events() if str(pid) in event.get("pids", "").split()]
+        finally:
+            person.kill()
