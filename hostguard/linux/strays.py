@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hostguard.linux.process import Process, members, process, uid_of
 
+WORD = re.compile("[@.-]")
 HZ = os.sysconf("SC_CLK_TCK")
 # By the first word of a unit's name.
 SERVICES = frozenset(
@@ -51,7 +52,7 @@ def strays(uid: int, since: int, root: Path, homes: Collection[Path] = ()) -> li
     """
     found = []
     own = root / "user.slice" / f"user-{uid}.slice"
-    for place, folder in [*_units(own), *_services(root / "system.slice")]:
+    for place, folder in [*_units(own), *_units(root / "system.slice", SERVICES)]:
         ours = folder.is_relative_to(own)
         for cgroup, below, _ in os.walk(folder):
             if Path(cgroup) in homes:
@@ -67,15 +68,12 @@ def strays(uid: int, since: int, root: Path, homes: Collection[Path] = ()) -> li
     return sorted(found, key=lambda stray: (stray.process.started, stray.process.pid))
 
 
-def _units(folder: Path) -> Iterator[tuple[str, Path]]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield entry.name, folder / entry.name
-
-
-def _services(folder: Path) -> Iterator[tuple[str, Path]]:
-    return ((name, path) for name, path in _units(folder) if re.split("[@.-]", name)[0] in SERVICES)
+def _units(folder: Path, wanted: frozenset[str] | None = None) -> Iterator[tuple[str, Path]]:
+    """The cgroups of units in a folder; of those `wanted`, by the first word of their names, or all."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if wanted is None or WORD.split(name, 1)[0] in wanted:
+                yield name, folder / name
 
 
 def _helper(pid: int) -> bool:

@@ -245,10 +245,10 @@ def _hold_for(stub: Stub, processes: Iterable[Process]) -> None:
 
 
 def of_person(login: Login) -> bool:
-    """True if the session is a person's: not that of a job, and not a login from this host to itself."""
-    if not login.kind.startswith("user") or login.service in AT_REQUEST:
-        return False
-    return not (login.remote and (login.host in ("", "localhost") or is_own(login.host)))
+    """True if a person opened the session: it is not that of a job, nor a login from this host to itself."""
+    return login.service not in AT_REQUEST and not (
+        login.remote and (login.host in ("", "localhost") or is_own(login.host))
+    )
 
 
 def belongs(stray: Stray, persons: Sequence[Login]) -> bool:
@@ -257,7 +257,8 @@ def belongs(stray: Stray, persons: Sequence[Login]) -> bool:
         return False
     if stray.place.startswith("session-"):
         return any(login.scope == stray.place for login in persons)
-    return any(login.active for login in persons)  # the service manager is for all sessions of the user
+    # The service manager is for all sessions at a terminal or a screen.
+    return any(login.active and login.kind.startswith("user") for login in persons)
 
 
 def ancestry(pids: Iterable[int]) -> frozenset[int]:

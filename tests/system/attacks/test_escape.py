@@ -198,7 +198,7 @@ def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(host:
     script, place = WAYS[way]
     slot = left_outside(host, script.replace("@ATTACH@", host.attach("$$")))
     pid = (HOME / "said").read_text().strip()
-    assert f"sh ({pid}) in {place}" in slot["description"]
+    assert f" ({pid}) in {place}" in slot["description"]
     waiting = host.held()
     assert (
         f"what a turn left outside of its scope, {slot['id']}, keeps it"

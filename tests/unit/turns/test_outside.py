@@ -276,7 +276,7 @@ async def test_nothing_is_looked_at_long_after_the_last_turn(host):
         (Login("", "user", "cron"), False),
         (Login("", "user", "atd"), False),
         (Login("", "background", "cron"), False),
-        (Login("", "manager", "systemd-user"), False),
+        (Login("", "background", "su-l"), True),
     ],
 )
 def test_whose_session_is_a_persons(login, person):
@@ -293,6 +293,9 @@ def test_whose_session_is_a_persons(login, person):
         ("user@1001.service", True, [Login("session-3.scope", "user", active=False)], False),
         ("session-3.scope", True, [Login("session-3.scope", "user", active=False)], True),
         ("cron.service", False, [PERSON], False),
+        ("session-3.scope", True, [Login("session-3.scope", "background", "su-l")], True),
+        ("user@1001.service", True, [Login("session-3.scope", "background", "su-l")], False),
+        ("user@1001.service", True, [Login("", "manager", "systemd-user")], False),
     ],
 )
 def test_what_belongs_to_a_persons_login(place, own, persons, theirs):
