@@ -17,6 +17,7 @@ import psutil
 
 from hostguard.linux import cgroup as cgroups
 
+STAT_MAX = 4096  # bytes of a /proc/PID/stat, which has 52 numbers and a name of at most 64 bytes
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -34,7 +35,8 @@ class Process:
 def process(pid: int) -> Process | None:
     """The process; None if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # half the time that a Path takes
+            fields = file.read(STAT_MAX).rpartition(b") ")[2].split()
     except OSError:
         return None
     if fields[0] in (b"Z", b"X"):

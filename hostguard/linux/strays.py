@@ -12,11 +12,13 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hostguard.linux.process import Process, members, process, uid_of
 
 WORD = re.compile("[@.-]")
+MOST = 64  # processes that are looked for at once
 HZ = os.sysconf("SC_CLK_TCK")
 # By the first word of a unit's name.
 SERVICES = frozenset(
@@ -45,12 +47,21 @@ class Stray:
     own: bool
 
 
-def strays(uid: int, since: int, root: Path, homes: Collection[Path] = ()) -> list[Stray]:
+def strays(
+    uid: int, since: int, root: Path, homes: Collection[Path] = (), known: Collection[Process] = ()
+) -> list[Stray]:
     """Processes of the user that began at or after `since`, in ms since the boot, the eldest first.
 
-    `root` is the cgroup of the service manager. What is in one of the cgroups `homes` does not count.
+    `root` is the cgroup of the service manager. What is in one of the cgroups `homes` does not count, nor
+    does what is `known`. At most MOST: nobody can make this take long.
     """
-    found = []
+    found = islice(_each(uid, since, root, homes, known), MOST)
+    return sorted(found, key=lambda stray: (stray.process.started, stray.process.pid))
+
+
+def _each(
+    uid: int, since: int, root: Path, homes: Collection[Path], known: Collection[Process]
+) -> Iterator[Stray]:
     own = root / "user.slice" / f"user-{uid}.slice"
     for place, folder in [*_units(own), *_units(root / "system.slice", SERVICES)]:
         ours = folder.is_relative_to(own)
@@ -59,13 +70,12 @@ def strays(uid: int, since: int, root: Path, homes: Collection[Path] = ()) -> li
                 below.clear()
                 continue
             for pid in members(Path(cgroup)):
-                known = process(pid)
-                if known is None or (known.started + 1) * 1000 <= since * HZ:
+                one = process(pid)
+                if one is None or one in known or (one.started + 1) * 1000 <= since * HZ:
                     continue
                 if (ours and _helper(pid)) or (not ours and uid_of(pid) != uid):
                     continue
-                found.append(Stray(known, _name(pid), place, ours))
-    return sorted(found, key=lambda stray: (stray.process.started, stray.process.pid))
+                yield Stray(one, _name(pid), place, ours)
 
 
 def _units(folder: Path, wanted: frozenset[str] | None = None) -> Iterator[tuple[str, Path]]:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 STUB = Path(__file__).with_name("fork_server.py")
 READY = 2  # waiting stubs: as many turns as a small host starts at once
-HELD_MAX = 64  # processes for which one stub waits
+HELD_MAX = 64  # processes for which one stub waits, as in fork_server.py
 TAKE_S = 10.0  # a fork takes 1 ms; after this long the host cannot start processes
 
 

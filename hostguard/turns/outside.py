@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 15.0
 AFTER_S = 90.0  # cron starts what is in a new crontab within a minute
+FOLLOW_S = 1.0  # between the end of a slot and the next that what follows gets
 SHOWN = 3  # processes that a text names
 GENERATIONS = 64  # between a process that waits for a message and what it works for
 AT_REQUEST = frozenset(("cron", "crond", "atd"))  # PAM services whose sessions are nobody's
@@ -104,7 +105,7 @@ class Outside:
         if kept and (turn.stopped or turn.asked):  # somebody lets them be
             self._known |= {stray.process for stray in found}
         elif found:
-            self._hold(mind, since, found)
+            self._hold(mind, since, found, follows=kept)
         self._ended[mind.name] = (since, time.monotonic() + AFTER_S)
         self.look_later()
 
@@ -128,8 +129,7 @@ class Outside:
         return now.ticks - now.since(turn.started)
 
     def _find(self, mind: Mind, since: int) -> list[Stray]:
-        found = strays(mind.uid, since, self._scopes.root, self._homes.homes())
-        found = [stray for stray in found if stray.process not in self._known]
+        found = strays(mind.uid, since, self._scopes.root, self._homes.homes(), self._known)
         # Who waits for a turn, and what it works for, must not keep the slot of that turn.
         waiting = ancestry(self._waiters.pids()) if found else frozenset()
         return [stray for stray in found if stray.process.pid not in waiting]
@@ -174,15 +174,17 @@ class Outside:
 
     # -- keeping a slot
 
-    def _hold(self, mind: Mind, since: int, found: Sequence[Stray]) -> None:
+    def _hold(self, mind: Mind, since: int, found: Sequence[Stray], follows: bool = False) -> None:
         unit, now = units.outside_unit(mind.name, secrets.token_hex(4)), self._clock.now()
         turn = Turn(LiveTurn(unit, mind.name, id=units.outside_id(unit)), now.date, Phase.STARTING)
         turn.started = now.stamp
         self._held[unit] = _Held(since)
         self._live.add(turn)  # at once: nobody else gets the slot
-        self._tasks.start(self._keep(turn, mind, found))
+        self._tasks.start(self._keep(turn, mind, found, follows))
 
-    async def _keep(self, turn: Turn, mind: Mind, found: Sequence[Stray]) -> None:
+    async def _keep(self, turn: Turn, mind: Mind, found: Sequence[Stray], follows: bool) -> None:
+        if follows:  # processes that start one another and exit must not keep the guard and systemd busy
+            await asyncio.sleep(FOLLOW_S)
         left = await self._of_turns(mind, found)
         if not left:
             self._scopes.give_up(turn, outcome.Ending("dismissed", "it is no turn's"))
@@ -191,7 +193,8 @@ class Outside:
         held.processes = [stray.process for stray in left]
         self._known |= set(held.processes)
         turn.description = described(left)
-        self._report(mind, left, turn.live.id)
+        if not follows:
+            self._report(mind, left, turn.live.id)
         if await self._scopes.start_stub(turn, Limits(), lambda stub, _: _hold_for(stub, held.processes)):
             turn.phase = Phase.OUTSIDE
 

@@ -77,6 +77,13 @@ def test_the_homes_of_servers_do_not_count(tmp_path, pid):
     assert not strays.strays(UID, 0, tmp_path, {tmp_path / place})
 
 
+def test_of_very_many_only_some_are_found_at_once_and_none_that_is_known(tmp_path, pid):
+    for number in range(strays.MOST + 9):  # in truth a process is in one cgroup
+        build(tmp_path, {f"{OWN}/session-{number}.scope/cgroup.procs": f"{pid}\n"})
+    assert len(strays.strays(UID, 0, tmp_path)) == strays.MOST
+    assert strays.strays(UID, 0, tmp_path, known={process(pid)}) == []
+
+
 @pytest.mark.parametrize("place", [f"{OWN}/user@{UID}.service/init.scope", "system.slice/cron.service"])
 def test_the_helpers_of_a_service_manager_do_not_count_there(tmp_path, monkeypatch, pid, place):
     program = os.readlink(f"/proc/{pid}/exe")

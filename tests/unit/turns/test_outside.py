@@ -39,6 +39,7 @@ class Host:
         )
         keeper.before.append(self.outside.turn_ended)
         monkeypatch.setattr(outside, "strays", self.strays)
+        monkeypatch.setattr(outside, "FOLLOW_S", 0.01)
 
     def homes(self):
         return ()
@@ -46,9 +47,9 @@ class Host:
     def pids(self):
         return self.waiting
 
-    def strays(self, uid, since, root, homes):
+    def strays(self, uid, since, root, homes, known):
         assert uid == MIND.uid
-        alive = [one for one in self.processes if one.poll() is None]
+        alive = [one for one in self.processes if one.poll() is None and process(one.pid) not in known]
         return [Stray(process(one.pid), "sleep", self.places[one.pid], True) for one in alive]
 
     def leave(self, place="user@1001.service"):
@@ -146,6 +147,7 @@ async def test_what_it_started_meanwhile_keeps_the_slot_on(host):
     [after] = host.slots
     await until(lambda: after.phase is Phase.OUTSIDE)
     assert after.stub.held == [second.pid]
+    assert len(host.told) == 1, "a chain of processes does not fill the journal"
 
 
 @hosted
