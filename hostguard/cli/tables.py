@@ -82,6 +82,7 @@ def _state(mind: Any) -> str:
     text, sleep, until = str(mind["state"]), mind.get("sleep", "awake"), clock(mind.get("asleep_until"))
     text += f", {sleep}" if sleep not in ("awake", text) else ""
     text += f" until {until}" if until else ""
+    text += f", {len(mind['outside'])} outside" if mind.get("outside") else ""
     failures, dead = mind.get("failures"), mind.get("dead")
     text += f", {failures['in_a_row']} failed" if failures else ""
     return text + (f", {dead} dead" if dead else "")

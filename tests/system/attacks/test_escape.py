@@ -206,6 +206,7 @@ def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(host:
     )
     said = f"eve: {slot['description']} keep a slot until they end: hostguard stop {slot['id']} frees it"
     assert said in host.guard.cli("status", check=False).stdout
+    assert "in_turn, 1 outside" in host.guard.cli("minds").stdout
     [event] = [event for event in host.all_events() if event.get("turn") == slot["id"]]
     assert pid in event["pids"].split()
     assert host.guard.journal(f"HOSTGUARD_TURN={slot['id']}", "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70426")
