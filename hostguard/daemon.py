@@ -60,9 +60,9 @@ from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
 from hostguard.store import failures
+from hostguard.store.requests import Waiters
 from hostguard.store.settings import SettingsStore
 from hostguard.store.slow_check import check_slowly
-from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.fork_client import ForkClient
@@ -216,23 +216,21 @@ class Daemon:
         self.shown = Status(policy, gate, backlog, self.queue, parts.monitor, views, self.notifier, clock)
         reports = Reports(self.queue, parts.recorder.timeline, self.status)
         self.app = make_app(
-            budget := Budget(), Deliveries(
+            room := Budget(), Deliveries(
                 policy, parts.acceptor, self.queue, backlog, parts.waiters, parts.waits, parts.deliveries,
-                views,
-            ),
+                views),
             Turns(
                 policy, parts.acceptor, self.queue, live, parts.scopes, parts.run_clients, parts.waits,
-                parts.control, parts.deliveries, views,
-            ),
+                parts.control, parts.deliveries, views),
             Minds(policy, parts.settings, parts.sleeper, parts.routes, views),
             Schedules(policy, parts.scheduler, views),
             Operator(policy, parts.control, parts.recent, self.status, self.reload),
             Pressure(parts.monitor, gate), metrics, reports,
         )  # fmt: skip
         self.endpoint = Endpoint(
-            policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, budget
+            policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, room
         )
-        self.web = WebEndpoint(budget, Pages(policy, reports, parts.control), metrics)
+        self.web = WebEndpoint(room, Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self.doubt: str | None = None  # why what is accepted may not be on a disk
         self._stop, self._claimed, self._ready = asyncio.Event(), False, False

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hostguard.api.http import body_max, json_object, number, on, room_to_answer, row_id, seconds
+from hostguard.api.http import body_max, json_object, number, on, room_to_answer, row_id, seconds, sender
 from hostguard.api.server import peer
 from hostguard.api.views import Views
 from hostguard.core.clock import now_ms
@@ -24,7 +24,7 @@ from hostguard.gate.control import DeliveryControl
 from hostguard.gate.policy import Policy, known_mind
 from hostguard.gate.waits import Waits
 from hostguard.store import deliveries, requests
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.store.writer import Queue
 
 LIST_MAX = 1000  # rows in one answer
@@ -49,7 +49,7 @@ class Deliveries:
     async def _send(self, request: Request) -> Response:
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
-        accepted = await self._acceptor.send(message.message(body, config, now_ms()))
+        accepted = await self._acceptor.send(message.message(body, config, now_ms(), sender(request)))
         rows = [self._views.delivery(row) for row in accepted.rows]
         return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 

@@ -280,6 +280,12 @@ def _parse(raw: bytearray) -> tuple[Any, str]:
         raw.clear()
 
 
+def sender(request: Request) -> str:
+    """Whose limits apply to what a caller of the unix socket sends; "": it is root."""
+    share: _Share = request.scope[BUDGET]
+    return "" if share.caller == ROOT else share.caller
+
+
 def bearer(request: Request) -> str:
     """The token that a request bears, or ""."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -15,7 +15,7 @@ from hostguard.api.views import Views
 from hostguard.config.build import schedule_fault
 from hostguard.config.schema import SCHEDULE, TIME_MAX
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import bad_request, conflict, not_allowed, unknown
+from hostguard.core.errors import bad_request, conflict, no_room, not_allowed, unknown
 from hostguard.core.model import Config, Schedule
 from hostguard.core.names import schedule_name_fault
 from hostguard.delivery import message
@@ -24,6 +24,7 @@ from hostguard.gate.policy import Policy, known_mind
 from hostguard.store import requests
 
 KEPT_MAX = 1000  # schedules added at run time
+KEPT_BYTES = 4 << 20  # of their messages and scripts, which are in memory
 
 
 def parse(body: Mapping[str, Any], config: Config) -> Schedule:
@@ -55,6 +56,10 @@ def _moment(value: int) -> int:
     return value
 
 
+def _size(schedule: Schedule) -> int:
+    return len(f"{schedule.message}{schedule.script or ''}".encode(errors="replace"))
+
+
 class Schedules:
     """The handlers of this module."""
 
@@ -81,6 +86,10 @@ class Schedules:
             raise conflict(f"the schedule {schedule.name} already exists: {why}")
         if sum(kept for _, kept in known.values()) >= KEPT_MAX:
             raise conflict(f"there are {KEPT_MAX} schedules; remove one first")
+        if sum(_size(one) for one in [schedule, *(one for one, kept in known.values() if kept)]) > KEPT_BYTES:
+            raise no_room(
+                f"the added schedules have {KEPT_BYTES} bytes of text, which is the most; remove one first"
+            )
         if schedule.at is not None and schedule.at <= now_ms():
             raise bad_request("at is in the past")
         uid, mind = peer(request)[1], config.minds[schedule.mind]

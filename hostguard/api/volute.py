@@ -116,7 +116,7 @@ class Endpoint(Listener):
             # In a namespace of its own: a mind must not use up the key of somebody else's message. The first
             # colon ends the mind's name.
             given["key"] = f"{mind.replace('%', '%25').replace(':', '%3A')}:{key}"
-        accepted = await self._acceptor.send(intake.message(given, config, now_ms()))
+        accepted = await self._acceptor.send(intake.message(given, config, now_ms(), _owner(mind)))
         return JSONResponse({"ok": True, "deliveries": [row.id for row in accepted.rows]})
 
     def _authenticate(self, request: Request) -> tuple[str, str]:

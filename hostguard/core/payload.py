@@ -21,12 +21,13 @@ RESIDENT_FIELDS = (
 # Of JSON from outside. Python's own stack ends at some 900 levels, and differs by version. An item takes up
 # to 300 bytes and a microsecond, and is sent in three bytes: two million took two seconds.
 DEPTH_MAX, ITEMS_MAX = 100, 20_000
+ITEM_BYTES = 50  # as many as an item counts for in a batch, so that one of 1 MiB has ITEMS_MAX of them, too
 
 
 def parsed(raw: bytes | bytearray | str) -> Any:
     """JSON that somebody else wrote. Raises ValueError; its text says what the JSON is."""
     given = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
-    if items(given) > ITEMS_MAX:
+    if items(given, ITEMS_MAX) > ITEMS_MAX:
         raise ValueError(
             f"JSON with more than {ITEMS_MAX} items, which is the most: send a part of it as one text"
         )
@@ -49,10 +50,10 @@ def parsed(raw: bytes | bytearray | str) -> Any:
     return value
 
 
-def items(raw: bytes | bytearray) -> int:
-    """At least how many values the JSON has, and not many more; a million cost little to count."""
+def items(raw: bytes | bytearray, most: int = 0) -> int:
+    """How many values the JSON has, and not many more; up to `most`, commas in texts may count, too."""
     found = raw.count(b",") + _brackets(raw)
-    if found > ITEMS_MAX:  # some are in texts
+    if found > most:  # some are in texts
         plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
         if plain.count(b'"') <= 4 * ITEMS_MAX:  # an item has at most a name and a text
             outside = b"".join(plain.split(b'"')[::2])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import NamedTuple
 
 from hostguard.core.clock import Clock
-from hostguard.core.errors import conflict, internal, queue_full, unavailable
+from hostguard.core.errors import conflict, internal, no_room, queue_full, too_fast, unavailable
 from hostguard.core.model import Delivery, State
 from hostguard.core.ports import Dispatching
 from hostguard.core.signals import MindWoken, Signal
@@ -25,6 +27,7 @@ from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
+from hostguard.store.quota import MINUTE_MAX, WAITING_MAX, PerMinute
 from hostguard.store.requests import ANSWER_S
 from hostguard.store.settings import WOKEN, Change, SettingsStore
 from hostguard.store.settings import write as write_settings
@@ -74,9 +77,11 @@ class Acceptor:
     _clock: Clock
     # Rows whose commit is under way, by mind, and whether their kind is counted apart.
     _pending: Counter[tuple[str, bool]] = field(default_factory=Counter, init=False)
+    _lately: PerMinute = field(default_factory=PerMinute, init=False)
 
     async def send(self, message: Message, also: Also | None = None) -> Accepted:
         """Plan a message for each of its minds, and store it. `also` and Problem as for `store`."""
+        self._count_minute(message)
         await self._let_older_go(message.minds)
         now = self._clock.date()
         minds, asleep, routes = self._policy.config.minds, self._policy.sleepy, self._routes
@@ -84,6 +89,13 @@ class Acceptor:
         wakes = {plan.target.mind for plan in plans if plan.wake}
         new = message.new(tuple(plan.target for plan in plans), now)
         return await self.store(new, also=also, wakes=wakes)
+
+    def _count_minute(self, message: Message) -> None:
+        size, most = len(message.raw), MINUTE_MAX
+        if message.by and (wait_s := self._lately.wait_s(message.by, size, time.monotonic())):
+            text = f"{message.by} sent up to {most} bytes within a minute, which is the most"
+            more = f"a message of {size} bytes can be sent in {ceil(wait_s)} s"
+            raise too_fast(f"{text}: {more}", retry_after=ceil(wait_s))
 
     async def _let_older_go(self, minds: Sequence[str]) -> None:
         """Wait while rows of the minds leave quarantine: a newer one must not overtake them."""
@@ -128,7 +140,7 @@ class Acceptor:
     ) -> Accepted:
         minds, floor = [target.mind for target in new.targets], self._ledger.floor
         now = self._clock.now()
-        new = replace(new, accepted=now.stamp)
+        new = replace(new, accepted=now.stamp, limited=True)
 
         def enqueue(db: Connection) -> _Stored:
             rows, fresh = deliveries.enqueue(db, new, full, floor)
@@ -160,6 +172,13 @@ class Acceptor:
         except deliveries.Full:
             names, most = ", ".join(sorted(full)), self._policy.config.rows_per_mind
             raise queue_full(f"the queue of {names} has its {most} rows (limits.rows_per_mind)") from None
+        except deliveries.NoRoom as full_of_bytes:
+            whose = (
+                f"for {', '.join(sorted(full_of_bytes.minds))}" if full_of_bytes.minds else f"from {new.by}"
+            )
+            text = f"the messages that wait {whose} have too many bytes for another {len(new.payload)}"
+            do = "let some be delivered, or cancel or drop them: hostguard queue"
+            raise no_room(f"{text}: {WAITING_MAX} are allowed; {do}") from None
         finally:
             self._pending.subtract(_counted(new))
         if stored.fresh and client is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from hostguard.core.clock import Clock
 from hostguard.core.model import Delivery, Kind
-from hostguard.core.payload import told
+from hostguard.core.payload import ITEM_BYTES, items, told
 from hostguard.core.ports import Configured, Dispatching
 from hostguard.core.signals import SessionChanged
 from hostguard.core.tasks import Tasks
@@ -26,7 +26,7 @@ from hostguard.delivery.wake_rules import text_of
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.times import began
 from hostguard.store.connection import Connection
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.store.writer import Faulty, Queue
 from hostguard.turns.live import Live
 
@@ -212,4 +212,5 @@ def _item(row: Delivery, raw: bytes, at: float) -> Item:
         tuple(given.get("triggers", ())),
     )
     urgent = triggered(batch, text_of(payload.get("content")))
-    return Item(row.id, at, batch, len(raw), urgent, sender=row.sender, channel=payload["channel"])
+    size = max(len(raw), items(raw) * ITEM_BYTES)
+    return Item(row.id, at, batch, size, urgent, sender=row.sender, channel=payload["channel"])

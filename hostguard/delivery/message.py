@@ -75,6 +75,7 @@ class Message:
     while_sleeping: str = ""
     owner: str = SENDER  # whose key it is
     uid: int | None = None  # the user for whom a script was authorised
+    by: str = ""  # who sent it, as quota.py counts; "": nobody whose limits apply
 
     def new(self, targets: tuple[Target, ...], now: int) -> New:
         """What is stored of it."""
@@ -85,12 +86,12 @@ class Message:
         }  # fmt: skip
         return New(
             targets, self.raw, now, self.key, sender, channel, self.not_before, self.expires_at, request,
-            self.owner, late=0 < self.expires_at <= now,
+            self.owner, late=0 < self.expires_at <= now, by=self.by,
         )  # fmt: skip
 
 
-def message(body: Any, config: Config, now: int) -> Message:
-    """A `POST /v1/deliveries`. Raises Problem."""
+def message(body: Any, config: Config, now: int, by: str = "") -> Message:
+    """A `POST /v1/deliveries`; `by`: whose limits apply. Raises Problem."""
     known_fields(body, SEND_FIELDS)
     if "content" not in body:
         raise bad_request("content is missing: the message, any JSON value")
@@ -116,7 +117,7 @@ def message(body: Any, config: Config, now: int) -> Message:
     raw = encode(payload, config)
     kind = _one_of(body, "kind", KINDS, Kind.SYSTEM if channel == SYSTEM else Kind.MESSAGE)
     asleep = _one_of(body, "whileSleeping", WHILE_SLEEPING, "")
-    return Message(minds, session, payload, raw, kind, key, not_before, expires_at, asleep)
+    return Message(minds, session, payload, raw, kind, key, not_before, expires_at, asleep, by=by)
 
 
 def never_starts() -> Problem:

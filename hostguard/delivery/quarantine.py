@@ -25,7 +25,7 @@ from hostguard.delivery.batcher import Batcher
 from hostguard.delivery.quarantine_rows import Quarantined
 from hostguard.delivery.routes import Routes
 from hostguard.gate.ledger import Ledger
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.store.writer import Faulty, Queue, Unavailable
 
 log = logging.getLogger(__name__)

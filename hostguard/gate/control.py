@@ -19,8 +19,8 @@ from hostguard.gate.run_clients import RUN_LEFT, RunClient, RunClients
 from hostguard.gate.times import queued
 from hostguard.store import deliveries, requests
 from hostguard.store.connection import Connection
+from hostguard.store.requests import Waiters
 from hostguard.store.settings import LIMIT, PAUSE, Limit, SettingsStore, on_host_or
-from hostguard.store.waiters import Waiters
 from hostguard.store.writer import Queue, Refused
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.telemetry.events import Event, Events

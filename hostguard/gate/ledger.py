@@ -23,7 +23,7 @@ from hostguard.gate.times import Expiries, LeftBehind, began, paused
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.store.writer import Queue, once_stored
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns import exit_record

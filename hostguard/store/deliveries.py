@@ -13,7 +13,7 @@ from typing import Any
 from hostguard.core.clock import Now
 from hostguard.core.model import PENDING, Delivery, Kind, Row, State, StoredRow, Target
 from hostguard.core.outcome import row_of
-from hostguard.store import keys
+from hostguard.store import keys, quota
 from hostguard.store.connection import Connection
 from hostguard.store.damage import FLOOR
 from hostguard.store.failures import FAILED
@@ -39,6 +39,14 @@ class Full(Refused):
     """The queue of each of the message's minds is full."""
 
 
+class NoRoom(Refused):
+    """These minds, or else the sender, have too many bytes waiting."""
+
+    def __init__(self, minds: Collection[str]) -> None:
+        super().__init__(minds)
+        self.minds = minds
+
+
 class Late(Refused):
     """The message has expired, and its key is not known."""
 
@@ -54,7 +62,8 @@ class New:
     `created_at` and `accepted` are of the same moment, a date and a stamp.
     `payload` is a JSON object in UTF-8. It has `session` only if the sender named one; a mind gets the row's.
     `request`: what the sender asked for, by name: with the same `key` it must be the same. `owner`: whose key
-    it is (keys.py). `late`: it has expired, and is only looked for by its key.
+    it is (keys.py). `late`: it has expired, and is only looked for by its key. `limited`: the limits of
+    quota.py apply, also those of `by`, who sent it, if that is not "".
     """
 
     targets: Sequence[Target]
@@ -69,6 +78,8 @@ class New:
     owner: str = keys.SENDER
     accepted: int = 0
     late: bool = False
+    limited: bool = False
+    by: str = ""
 
 
 def _delivery(values: Sequence[Any]) -> Delivery:
@@ -91,12 +102,19 @@ def enqueue(
     """Store a row for each mind that has none with this key and whose queue is not full.
 
     Returns (all the message's rows, those that are new). Ids begin above `floor`. Raises KeyReused,
-    Full, Late: then there is no row at all.
+    Full, NoRoom, Late: then there is no row at all.
     """
     request = keys.fingerprint(new.request) if new.key is not None else ""
     known = _known(db, new, request)
     have = {row.mind for row in known}
     targets = [t for t in new.targets if t.mind not in have and t.mind not in full]
+    if new.limited and targets and not new.late:
+        if new.by and quota.sender_full(db, new.by, len(new.payload)):
+            raise NoRoom(())
+        no_room = quota.full(db, [t.mind for t in targets], len(new.payload))
+        targets = [t for t in targets if t.mind not in no_room]
+        if no_room and not targets and not known:
+            raise NoRoom(no_room)
     if not targets or new.late:
         if not known:
             raise Late if new.late else Full
@@ -121,6 +139,8 @@ def enqueue(
             for r in rows
         ],
     )  # fmt: skip
+    if new.by:
+        quota.note_sender(db, first, new.by)
     if new.key is not None:
         keys.note(db, new.owner, new.key, request, rows)
     return known + rows, rows

@@ -131,6 +131,10 @@ class Queue:
         """Keep this many ended rows, the newest, now and from now on."""
         self.submit(lambda db: self._history.keep(db, rows), durable=False, keep=True)
 
+    async def count_some(self, after: int) -> int | None:
+        """Count what large messages take, for the limits: see quota.count_some. Raises Unavailable."""
+        return await self.write(lambda db: self._history.count_some(db, after), durable=False)
+
     def submit(
         self, op: Callable[[sqlite3.Connection], T], *, durable: bool = True, keep: bool = False
     ) -> Write[T]:
@@ -149,7 +153,7 @@ class Queue:
         """Withdraw a waiting write. False if its commit has begun: it may still succeed."""
         with self._lock:
             if write.state == "waiting":
-                write.state = "withdrawn"
+                write.state, write.op = "withdrawn", _nothing  # what it would store is not kept in memory
             return write.state == "withdrawn"
 
     async def read(self, op: Callable[[sqlite3.Connection], T]) -> T:
@@ -356,6 +360,10 @@ class Queue:
                 suspect(self.path)
             fact = QueueDamaged(f"{self.path} is damaged: {error}")
             self._loop.call_soon_threadsafe(self.damaged.send, fact)
+
+
+def _nothing(_: sqlite3.Connection) -> Any:
+    """In place of a write that was withdrawn."""
 
 
 def once_stored(future: asyncio.Future[T], then: Callable[[T], None]) -> None:

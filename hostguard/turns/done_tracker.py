@@ -10,7 +10,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.turns.live import Turn
 
 REPEAT_S = 2.0  # volute.md: a mind sends its done three times, 0.5 s and 1 s apart

@@ -11,7 +11,7 @@ from scheduling import HOUR, NOON, Host, beat
 
 from hostguard.api.app import make_app
 from hostguard.api.http import Budget
-from hostguard.api.schedules import KEPT_MAX, Schedules
+from hostguard.api.schedules import KEPT_BYTES, KEPT_MAX, Schedules
 from hostguard.config.build import SCRIPT_MAX
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Kind, Schedule
@@ -143,6 +143,20 @@ def test_a_name_is_given_once(tmp_path):
         assert list(host.scheduler.all()) == ["tidy", "beat-bob"]
 
     on_api(tmp_path, work, beat())
+
+
+def test_there_is_an_end_to_their_bytes(tmp_path):
+    async def work(client, host):
+        text = "x" * (KEPT_BYTES // 5)
+        for i in range(5):
+            assert (await client.add(**{**DAILY, "name": f"n{i}", "message": text}))[0] == 201
+        status, answer = await client.add(**{**DAILY, "message": text})
+        assert (status, answer["code"]) == (507, "no_room")
+        assert answer["detail"].startswith(f"the added schedules have {KEPT_BYTES} bytes of text")
+        await client.call("DELETE", "/n0")
+        assert (await client.add(**DAILY))[0] == 201
+
+    on_api(tmp_path, work)
 
 
 def test_there_is_an_end_to_how_many_are_kept(tmp_path):

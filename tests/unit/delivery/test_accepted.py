@@ -19,7 +19,7 @@ from hostguard.core.signals import MindWoken, Signal
 from hostguard.delivery import acceptor as accept
 from hostguard.delivery import message as intake
 from hostguard.gate.run_clients import RunClient
-from hostguard.store import deliveries
+from hostguard.store import deliveries, quota
 from hostguard.store.deliveries import New
 from hostguard.store.settings import SLEEP, TOKEN, WOKEN, stored
 
@@ -49,9 +49,9 @@ class Host:
     async def store(self, *minds, **more):
         return await self.acceptor.store(message(*minds, **more))
 
-    async def send(self, to, **fields):
+    async def send(self, to, by="", **fields):
         fields = {"content": "x", **fields}
-        return await self.acceptor.send(intake.message({"to": to, **fields}, self.config, 1))
+        return await self.acceptor.send(intake.message({"to": to, **fields}, self.config, 1, by))
 
 
 def on_host(path, work, config=CONFIG):
@@ -73,6 +73,39 @@ def test_a_full_queue_takes_no_row_and_the_others_do(tmp_path):
         assert problem.value.code == "queue_full"
         await host.parts.deliveries.cancel(1)
         assert (await host.store("eve")).created, "one fewer waits"
+
+    on_host(tmp_path, work)
+
+
+def test_bytes_that_wait_fill_it_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(quota, "WAITING_MAX", 12_000)
+    large = "x" * 7000
+
+    async def work(host):
+        assert (await host.send("#all", content=large, by="uid=1")).created
+        with pytest.raises(Problem, match="the messages that wait for eve have too many bytes") as problem:
+            await host.send("@eve", content=large)
+        assert (problem.value.status, problem.value.code) == (507, "no_room")
+        with pytest.raises(Problem, match="the messages that wait from uid=1 have too many bytes"):
+            await host.send("@bob", content=large, by="uid=1")
+        await host.parts.deliveries.cancel(1)
+        assert (await host.send("#all", content=large)).full == ["ann"]
+
+    on_host(tmp_path, work)
+
+
+def test_a_sender_has_so_many_bytes_a_minute(tmp_path, monkeypatch):
+    monkeypatch.setattr(quota, "MINUTE_MAX", 1000)
+
+    async def work(host):
+        assert (await host.send("@eve", content="x" * 900, by="uid=1")).created
+        with pytest.raises(Problem, match=r"uid=1 sent up to .* bytes within a minute") as problem:
+            await host.send("@ann", content="x" * 900, by="uid=1")
+        assert (problem.value.status, problem.value.code) == (429, "too_fast")
+        assert 50 < problem.value.retry_after <= 60
+        assert (await host.send("@ann", content="x" * 900, by="uid=2")).created
+        for mind in ("@eve", "@ann"):  # of root
+            assert (await host.send(mind, content="x" * 900)).created
 
     on_host(tmp_path, work)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 
 
 def test_all_who_wait_for_a_row_are_told_once():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.turns.done_tracker import REPEAT_S, Done, DoneTracker
 
 

@@ -15,7 +15,7 @@ from hostguard.core.model import Config, Mind, Row, Waited
 from hostguard.core.outcome import Ending
 from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed, UnitStarted
 from hostguard.core.tasks import Tasks
-from hostguard.store.waiters import Waiters
+from hostguard.store.requests import Waiters
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdLost
 from hostguard.turns import idle_watch
