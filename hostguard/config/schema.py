@@ -168,7 +168,8 @@ def _url(value: Any) -> str:
         raise ValueError("it has no port")
     if host.startswith("["):
         ipaddress.IPv6Address(host[1:-1])  # raises ValueError by itself
-    return f"{address}{port}"
+    # A name would be looked up, and ::1 be tried first, where somebody else may listen.
+    return f"http://127.0.0.1{port}" if host.lower() == "localhost" else f"{address}{port}"
 
 
 def _unit(value: Any) -> str:

@@ -40,7 +40,8 @@ def problem(file: Path) -> str:
 MINDS: list[tuple[str, dict[str, Any], str]] = [
     # (its table after [minds.r], what it gives, why it is a case)
     (URL, {"url": "http://127.0.0.1:4100"}, "a server needs no user"),
-    ('url = "http://localhost:1/"', {"url": "http://localhost:1"}, "a bare / is no path"),
+    ('url = "http://localhost:1/"', {"url": "http://127.0.0.1:1"}, "a bare / is no path"),
+    ('url = "http://LocalHost:1"', {"url": "http://127.0.0.1:1"}, "it is not looked up"),
     ('url = "http://[::1]:65535"', {"url": "http://[::1]:65535"}, "IPv6, the highest port"),
     ('url = "http://mind_1.lan:80"', {"url": "http://mind_1.lan:80"}, "a host by its name"),
     (URL + 'unit = "r.service"', {"unit": "r.service"}, "a service that runs it"),
