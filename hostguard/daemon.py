@@ -119,7 +119,7 @@ class Parts:
         self.backlog, self.live = backlog, live = Backlog(), Live()
         self.run_clients, self.waiters = run_clients, waiters = RunClients(), Waiters()
         self.ledger = ledger = Ledger(queue, events, run_clients, waiters, policy, rows_stored, clock)
-        self.availability, self.done_tracker = Availability(), DoneTracker(waiters)
+        self.availability, self.done_tracker = Availability(events), DoneTracker(waiters)
         self.readback, self.systemd = Readback(events), Systemd()
         systemd, forks = self.systemd, ForkClient(self.systemd)
         self.scopes = scopes = Scopes(
@@ -140,8 +140,8 @@ class Parts:
         self.outside = Outside(live, scopes, systemd, policy, adoption, waits, events, clock)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
-            scopes, live, adoption, MindClient(), self.availability, self.done_tracker, ledger, self.rows,
-            self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
+            scopes, live, adoption, MindClient(systemd), self.availability, self.done_tracker, ledger,
+            self.rows, self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
         )  # fmt: skip
         exec_driver, run_driver = ExecDriver(scopes), RunDriver(scopes, run_clients.take)
         self.drivers = drivers = Drivers(exec_driver, run_driver, self.residents)
@@ -230,7 +230,7 @@ class Daemon:
         self.endpoint = Endpoint(
             policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, room
         )
-        self.web = WebEndpoint(room, Pages(policy, reports, parts.control), metrics)
+        self.web = WebEndpoint(self.notifier, room, Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self.doubt: str | None = None  # why what is accepted may not be on a disk
         self._stop, self._claimed, self._ready = asyncio.Event(), False, False
@@ -288,7 +288,7 @@ class Daemon:
         server.end()
         await self.endpoint.close()
         await self.web.close()
-        await parts.residents.close()
+        parts.residents.close()
         parts.outside.close()
         await asyncio.gather(
             parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S), parts.waiters.release(SETTLE_S)
@@ -335,7 +335,7 @@ class Daemon:
     async def _use(self, config: Config) -> None:
         """Follow the configuration, as far as a start and a reload do the same."""
         parts, minds = self.parts, config.minds.values()
-        await parts.residents.use(config)
+        parts.residents.use(config)
         parts.policy.config = config
         parts.broken_minds.follow()
         self.queue.keep_history(config.history_rows)

@@ -25,6 +25,7 @@ from hostguard.api.connection import Address, Connection, Limits
 from hostguard.api.http import Seldom
 from hostguard.core.errors import not_allowed
 from hostguard.core.tasks import Tasks
+from hostguard.linux.sockets import described, holders, listening_at
 from hostguard.systemd.notify import Notifier
 
 log = logging.getLogger(__name__)
@@ -142,16 +143,20 @@ def listen_tcp(address: Address) -> socket.socket:
     return socket.create_server(address, family=family, backlog=BACKLOG)
 
 
+def _taken_by(address: Address) -> str:
+    """Who listens there, in words; "" if nobody does."""
+    found = listening_at(address)
+    return f"it is taken by {described(found[0], holders(found))}" if found else ""
+
+
 class Listener:
     """Serves `app` on loopback TCP as `what`, where and as long as the configuration's `key` says.
 
-    `problem` says why it does not, and with `loss` what that means. With a `notifier` the service manager
-    keeps the socket, under the name `stored`, while the guard restarts.
+    `problem` says why it does not, and with `loss` what that means. The service manager keeps the socket,
+    under the name `stored`, while the guard restarts: nobody else can take the port and collect tokens.
     """
 
-    def __init__(
-        self, app: Any, what: str, key: str, loss: str, stored: str = "", notifier: Notifier | None = None
-    ) -> None:
+    def __init__(self, app: Any, what: str, key: str, loss: str, stored: str, notifier: Notifier) -> None:
         self.problem: str | None = None
         self._app = app
         self._what, self._key, self._loss, self._stored = what, key, loss, stored
@@ -163,7 +168,7 @@ class Listener:
     async def start(self, address: Address | None) -> None:
         """Serve there, None: nowhere. An address that cannot be had is tried again and again."""
         self._address = address
-        given = handed_over(self._stored) if self._notifier is not None else None
+        given = handed_over(self._stored)
         if given is not None and given.getsockname()[:2] == address:
             await self._serve(given)
             return
@@ -197,20 +202,19 @@ class Listener:
             sock = listen_tcp(self._address)
         except OSError as error:
             if self.problem is None:
+                why = await asyncio.to_thread(_taken_by, self._address) or error.strerror
                 self.problem = (
-                    f"{self._what} cannot listen on {host} port {port}: {error.strerror}; {self._loss}."
+                    f"{self._what} cannot listen on {host} port {port}: {why}; {self._loss}."
                     f" Free the port, or set {self._key} to another one"
                 )
                 log.error("%s", self.problem)
             self._retry.start(self._open(RETRY_S))
             return
-        if self._notifier is not None:
-            self._notifier.keep(self._stored, sock)
+        self._notifier.keep(self._stored, sock)
         await self._serve(sock)
 
     def _forget(self) -> None:
-        if self._notifier is not None:
-            self._notifier.forget(self._stored)
+        self._notifier.forget(self._stored)
 
     async def _serve(self, sock: socket.socket) -> None:
         self.problem = None

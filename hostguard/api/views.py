@@ -202,6 +202,7 @@ class Views:
             "failures": None if failing is None else asdict(failing),
             "dead": self._health.dead(name),
             "down": down,
+            "port_taken": self._availability.taken(name),
             "broken": mind.broken or None if mind else None,
             "frozen": frozen,
             "outside": [

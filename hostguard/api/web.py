@@ -26,7 +26,9 @@ from hostguard.api.volute import token_hash
 from hostguard.core.errors import not_allowed, unauthorized
 from hostguard.gate.control import Control
 from hostguard.gate.policy import Policy
+from hostguard.systemd.notify import Notifier
 
+FD_NAME = "web"  # of the socket, while the service manager keeps it
 ANSWER_S = 3.0  # the page waits this long for the disk
 # A port is not compared: through `ssh -L` it is another one.
 OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII)
@@ -43,9 +45,9 @@ HEADERS = {
 class WebEndpoint(Listener):
     """Serves the handlers of these objects while `web.listen` is configured."""
 
-    def __init__(self, budget: Budget, *objects: object) -> None:
-        loss = "there are no pages and no metrics"
-        super().__init__(OwnOrigin(make_app(budget, *objects)), "the web endpoint", "web.listen", loss)
+    def __init__(self, notifier: Notifier, budget: Budget, *objects: object) -> None:
+        app, loss = OwnOrigin(make_app(budget, *objects)), "there are no pages and no metrics"
+        super().__init__(app, "the web endpoint", "web.listen", loss, FD_NAME, notifier)
 
     async def _serve(self, sock: socket.socket) -> None:
         await asyncio.to_thread(_load_page)

@@ -76,6 +76,7 @@ class Ending:
 
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
+NOT_CONFIRMED = Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
 CALLER_LEFT = Ending("dismissed", "its `hostguard run` ended before it began", back=True)
 HOST_DOWN = Ending("host_down", "the host was shut down during the turn", back=True)
 HOST_LOST = Ending("killed", "the host was restarted during the turn", failed=True)
@@ -127,7 +128,7 @@ def resident_ending(
     if stopped:
         return Ending("stopped", "stopped on request")
     if not posted:
-        return Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
+        return NOT_CONFIRMED
     return Ending("gone", "its processes are gone") if record else HOST_LOST
 
 

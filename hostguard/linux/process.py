@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import sys
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import psutil
 
 from hostguard.linux import cgroup as cgroups
 
@@ -91,48 +84,3 @@ def home_of(pid: int) -> Path | None:
     except OSError:
         return None
     return cgroups.ROOT / own[1] if own else None
-
-
-def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
-    """The processes, of `pids` or of all, that listen at the URL. Reads descriptors: call it in a thread."""
-    parts = urlsplit(url)
-    hosts = {"127.0.0.1", "::1"} if parts.hostname == "localhost" else {parts.hostname}
-    if not any(map(is_own, hosts)):
-        return []
-    hosts |= {"0.0.0.0", "::"}  # noqa: S104
-    taken = {name for name, host, port in _listening() if port == (parts.port or 80) and host in hosts}
-    return [pid for pid in (psutil.pids() if pids is None else pids) if taken and _holds(pid, taken)]
-
-
-def is_own(host: str | None) -> bool:
-    """True if the address is one of this host: only such a one can be bound."""
-    try:
-        family = socket.AF_INET6 if ip_address(host or "").version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.bind((host, 0))
-    except (ValueError, OSError):  # a name, or another host's
-        return False
-    return True
-
-
-def _listening() -> Iterator[tuple[str, str, int]]:
-    """(link text of its descriptors, address, port) of each listening TCP socket."""
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-        except OSError:  # no IPv6
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == "0A":
-                address, _, port = fields[1].partition(":")
-                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
-                raw = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-                yield f"socket:[{fields[9]}]", str(ip_address(raw)), int(port, 16)
-
-
-def _holds(pid: int, sockets: set[str]) -> bool:
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(os.readlink(entry.path) in sockets for entry in entries)
-    except OSError:
-        return False

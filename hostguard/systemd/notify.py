@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import struct
@@ -59,11 +58,15 @@ class Notifier:
 
     def keep(self, name: str, sock: socket.socket) -> None:
         """Let the service manager hold the socket over a restart; the next start gets it under this name."""
-        if self._address:
+        if self._address and sock.fileno() >= 0:  # it may be closed by now
             lines, fd = f"FDSTORE=1\nFDNAME={name}".encode(), struct.pack("i", sock.fileno())
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)]
-            with contextlib.suppress(OSError):
+            try:
                 self._socket.sendmsg([lines], rights, 0, self._address)
+            except BlockingIOError:
+                asyncio.get_running_loop().call_later(AGAIN_S, self.keep, name, sock)
+            except OSError:  # nobody listens
+                pass
 
     def forget(self, name: str) -> None:
         """Let the service manager close the sockets that it holds under this name."""

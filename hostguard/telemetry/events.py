@@ -42,6 +42,7 @@ class Event(StrEnum):
     FROZEN = "frozen"
     THAWED = "thawed"
     OUTSIDE = "outside"  # processes that a turn left outside of its scope
+    PORT_TAKEN = "port_taken"  # somebody else listens on the port of a mind
     ENFORCEMENT = "enforcement"  # how far a limit is applied has changed
 
 
@@ -69,11 +70,13 @@ MESSAGE_IDS = {
     Event.ENFORCEMENT: "6b0e4d2f0a5c4b7c9d1f3a8e52c70424",
     Event.SKIPPED: "6b0e4d2f0a5c4b7c9d1f3a8e52c70425",
     Event.OUTSIDE: "6b0e4d2f0a5c4b7c9d1f3a8e52c70426",
+    Event.PORT_TAKEN: "6b0e4d2f0a5c4b7c9d1f3a8e52c70427",
 }
 _COMMON = ("id", "at", "type", "text")  # to all events
 # Of syslog: error, warning, notice; all others info.
 _PRIORITY = {
     Event.DEAD: 3,
+    Event.PORT_TAKEN: 3,
     Event.FAILED: 4,
     Event.MISSED: 4,
     Event.ENFORCEMENT: 4,

@@ -24,6 +24,7 @@ CODES = {
     "write_failed": (BAD, "problem"),
     "mind_broken": (BAD, "broken"),
     "schedule_broken": (BAD, "broken"),
+    "port_taken": (BAD, "taken"),
     "queue_damaged": (BAD, "problem"),
     "reload_failed": (BAD, "problem"),
     "minds_endpoint": (BAD, "problem"),
@@ -38,6 +39,7 @@ CODES = {
 }
 IN_A_ROW = 2  # failures of a mind that are a problem: one alone may be an accident
 SHOWN = 3  # minds that are named
+HOW = "its messages are kept; if that is the mind's server, correct its unit or user"
 
 
 def listed(found: Mapping[str, str | None]) -> list[dict[str, str]]:
@@ -68,7 +70,13 @@ def of_minds(minds: list[Any], by_guard: Collection[str]) -> dict[str, str | Non
         "mind_outside": _named(
             [f"{mind['name']}: {text}" for mind in minds for text in mind["outside"]], "turns"
         ),
-        "mind_down": _named([f"{mind['name']}: {mind['down']}" for mind in minds if mind["down"]], "minds"),
+        "port_taken": _named(
+            [f"{mind['name']}: {mind['down']}" for mind in minds if mind["port_taken"]], "minds", then=HOW
+        ),
+        "mind_down": _named(
+            [f"{mind['name']}: {mind['down']}" for mind in minds if mind["down"] and not mind["port_taken"]],
+            "minds",
+        ),
         "mind_failing": _named(
             [
                 f"{mind['name']} {mind['failures']['in_a_row']} times in a row, at last:"

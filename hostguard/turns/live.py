@@ -6,11 +6,11 @@ It mirrors what systemd lists; it never frees a slot by itself.
 from __future__ import annotations
 
 import time
-from asyncio import Task
+from asyncio import Future, Task
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from hostguard.core.clock import Now
 from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Mind, Row, Waited
@@ -36,6 +36,8 @@ class Resident:
     """The state of a turn that is posted to a resident mind."""
 
     posted: bool = False  # the mind took the first message
+    posting: Future[Any] | None = None  # the POST that is on its way
+    cut: bool = False  # it posts nothing more: its scope is stopped, or gone
     feeding: Task[None] | None = None  # posts what follows, one after another
     heard: float = field(default_factory=time.monotonic)  # when the mind last took or reported something
     fed: float = field(default_factory=time.monotonic)  # when it was last posted to
@@ -66,6 +68,10 @@ class TurnDriver(Protocol):
 
         Processes go on without the guard, and the scope is watched already.
         """
+        return None
+
+    def stopping(self, turn: Turn) -> None:
+        """Somebody had systemd stop the turn's scope."""
         return None
 
     def end(self, turn: Turn) -> Ending:

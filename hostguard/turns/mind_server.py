@@ -19,9 +19,11 @@ from pathlib import Path
 from hostguard.core.model import Mind
 from hostguard.core.units import parse_turn_unit, unit_of_cgroup
 from hostguard.linux import cgroup as cgroups
-from hostguard.linux.process import Process, home_of, listeners, members, process, uid_of
+from hostguard.linux.process import Process, home_of, members, process, uid_of
+from hostguard.linux.sockets import listeners
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
+from hostguard.turns.mind_listener import of_its_user
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +162,8 @@ class Servers:
                     return server
                 if server is None and mind.unit is None:
                     pids = await asyncio.to_thread(listeners, mind.url or "")
-                    server = self._follow(mind, _eldest(pids))
+                    own = [pid for pid in pids if of_its_user(mind, uid_of(pid))]
+                    server = self._follow(mind, _eldest(own))
                 if server is not None:
                     server.serving = await asyncio.to_thread(server.who_serves)
             except (SystemdError, SystemdLost, OSError) as error:

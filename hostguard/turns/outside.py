@@ -29,7 +29,8 @@ from hostguard.core.model import Kind, Limits, LiveTurn, Mind
 from hostguard.core.ports import Configured
 from hostguard.core.tasks import Tasks
 from hostguard.core.text import safe
-from hostguard.linux.process import Process, is_own, process
+from hostguard.linux.process import Process, process
+from hostguard.linux.sockets import is_own
 from hostguard.linux.strays import Stray, strays
 from hostguard.systemd.client import Login, Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost

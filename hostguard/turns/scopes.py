@@ -277,6 +277,7 @@ class Scopes:
         with suppress(SystemdError):  # it is gone
             await self._systemd.thaw(turn.live.unit)  # systemd 255 and newer stop nothing that is frozen
         await self._systemd.stop_unit(turn.live.unit)
+        self._stopping(turn)
 
     # -- what systemd reports
 
@@ -347,6 +348,11 @@ class Scopes:
         if turn is not None and turn.phase is not Phase.STARTING:
             turn.stopped = True
             self._live.close_input(turn)
+            self._stopping(turn)
+
+    def _stopping(self, turn: Turn) -> None:
+        if turn.driver is not None:
+            turn.driver.stopping(turn)
 
     def shutdown(self, stopping: bool) -> None:
         """Nothing starts any more once the host shuts down."""

@@ -26,6 +26,7 @@ from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
 from hostguard.store.settings import SettingsStore
 from hostguard.store.writer import Queue
+from hostguard.systemd.notify import Notifier
 from hostguard.telemetry.timeline import Seen, Timeline, Trouble
 
 TOKEN = "let me in"
@@ -132,11 +133,14 @@ class Served:
         await self.queue.open()
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
-        self._endpoint = WebEndpoint(Budget(), Pages(self.policy, self.reports, self.control))
+        self._notifier = Notifier()
+        pages = Pages(self.policy, self.reports, self.control)
+        self._endpoint = WebEndpoint(self._notifier, Budget(), pages)
         await self._endpoint.start(("127.0.0.1", self.port))
 
     async def _close(self) -> None:
         await self._endpoint.close()
+        self._notifier._socket.close()
         await self.queue.close()
 
     def _status(self) -> Any:

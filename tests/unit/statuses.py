@@ -14,7 +14,8 @@ def mind(name: str, **more: Any) -> dict[str, Any]:
     return {
         "name": name, "state": "idle", "sessions": [], "sleep": "awake", "asleep_until": None, "cap": 1,
         "live": 0, "queued": 0, "batching": 0, "gated": 0, "held": 0, "hold": None, "oldest_wait_ms": None,
-        "failures": None, "dead": 0, "down": None, "broken": None, "frozen": [], "outside": [], "write_bytes": 0,
+        "failures": None, "dead": 0, "down": None, "port_taken": False, "broken": None, "frozen": [], "outside": [],
+        "write_bytes": 0,
         "command": ["/bin/true"], "user": "u", "url": None, "unit": None, **more,
     }  # fmt: skip
 

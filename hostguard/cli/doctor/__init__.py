@@ -22,10 +22,11 @@ from hostguard.linux.limits import read_kernel
 ROOT = Path("/")
 STATUS_S = 2.0  # the daemon answers from memory
 CHECKS = (
-    guard.config, guard.minds, kernel.systemd, guard.daemon, guard.place, kernel.cgroup, disk.device,
-    guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi, guard.cap,
-    guard.strays, ways_out.sandbox, ways_out.linger, ways_out.cron, ways_out.containers, ways_out.ssh_keys,
-    ways_out.shared_users, disk.file_system, disk.space, memory.dirty_pages, memory.swap, disk.journal,
+    guard.config, guard.minds, guard.ports, kernel.systemd, guard.daemon, guard.place, kernel.cgroup,
+    disk.device, guard.limits, kernel.io_controller, kernel.memory_controller, disk.scheduler, kernel.psi,
+    guard.cap, guard.strays, ways_out.sandbox, ways_out.linger, ways_out.cron, ways_out.containers,
+    ways_out.ssh_keys, ways_out.shared_users, disk.file_system, disk.space, memory.dirty_pages, memory.swap,
+    disk.journal,
     kernel.hung_task,
 )  # fmt: skip
 

@@ -40,6 +40,8 @@ from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger(__name__)
 
+CUT = Posted(Outcome.CUT)
+
 
 @dataclass(eq=False)
 class ResidentDriver(TurnDriver):
@@ -62,24 +64,22 @@ class ResidentDriver(TurnDriver):
     _tasks: Tasks
     _closing: bool = field(default=False, init=False)
 
-    async def use(self, config: Config) -> None:
+    def use(self, config: Config) -> None:
         """Follow a configuration. A turn of a mind that is resident no more takes no further messages."""
-        if any(mind.url is not None for mind in config.minds.values()):
-            await asyncio.to_thread(self._client.open)
         for turn in self._live:
             mind = config.minds.get(turn.live.mind)
             if mind is not None and mind.url is None:
                 self._live.close_input(turn)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Let go; what is in flight is posted again, with the same key, by the next guard."""
         self._closing = True
         self._idle_watch.close()
         for turn in self._live:
             if turn.resident is not None and turn.resident.feeding is not None:
                 turn.resident.feeding.cancel()
+            self.stopping(turn)
         self._adoption.close()
-        await self._client.close()
 
     # -- a turn begins
 
@@ -127,6 +127,8 @@ class ResidentDriver(TurnDriver):
             if post is not None:
                 row, raw = post
                 posted = await self._post(turn, mind, row, raw, turn.waited)
+                if posted.outcome is Outcome.CUT:  # the end of its scope says how it ended
+                    return False
                 if posted.outcome is not Outcome.TAKEN:
                     self.finish(turn, self._not_taken(mind, posted))
                     return False
@@ -157,20 +159,38 @@ class ResidentDriver(TurnDriver):
     async def _post(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Posted:
         notes = self._notes.instructions(mind.name, row.session)
         body = payload.for_resident(row, raw, waited.ms, waited.behind, notes)
+        resident = turn.resident
         assert turn.live.id is not None
-        posted = await self._client.post(mind, row, body, turn.live.id)
-        if self._closing and posted.outcome is not Outcome.TAKEN:
-            raise asyncio.CancelledError  # the client was closed: the next guard posts it again
-        if turn.resident is not None:
-            turn.resident.heard = turn.resident.fed = time.monotonic()
+        assert resident is not None
+        if resident.cut:
+            return CUT
+        resident.posting = asyncio.ensure_future(self._client.post(mind, row, body, turn.live.id))
+        try:
+            posted: Posted = await resident.posting
+        except asyncio.CancelledError:
+            if self._closing or not resident.cut:
+                raise
+            return CUT
+        finally:
+            resident.posting = None
+        resident.heard = resident.fed = time.monotonic()
         return posted
+
+    def stopping(self, turn: Turn) -> None:
+        """The turn posts nothing more and waits for no answer: the mind cannot hold it up."""
+        if turn.resident is not None:
+            turn.resident.cut = True
+            if turn.resident.posting is not None:
+                turn.resident.posting.cancel()
 
     def _not_taken(self, mind: Mind, posted: Posted) -> Ending:
         if self._scopes.stopping:
             return outcome.HOST_DOWN  # as the mind is
-        if posted.outcome is Outcome.DOWN:
+        if posted.outcome is Outcome.CUT:
+            return outcome.NOT_CONFIRMED
+        if posted.outcome in (Outcome.DOWN, Outcome.STRANGER):
             # The gate holds all rows of a mind that is down. One with a time of its own would lose its place.
-            self._availability.note(mind.name, posted.text)
+            self._availability.note(mind.name, posted.text, posted.outcome is Outcome.STRANGER)
             return Ending("down", posted.text, back=True)
         return Ending("refused", f"the mind did not accept it: {posted.text}", failed=True)
 
@@ -321,6 +341,7 @@ class ResidentDriver(TurnDriver):
 
     def end(self, turn: Turn) -> Ending:
         """How the turn ended, as far as the scope, its record and the mind's reports show."""
+        self.stopping(turn)
         resident = turn.resident
         assert resident is not None
         assert turn.live.id is not None

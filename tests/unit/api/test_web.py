@@ -19,6 +19,7 @@ from hostguard.api.http import Budget, on
 from hostguard.api.volute import token_hash
 from hostguard.api.web import WebEndpoint, check_token, foreign
 from hostguard.core.model import Config
+from hostguard.systemd.notify import Notifier
 
 TOKEN = "a token"
 
@@ -103,7 +104,8 @@ def on_endpoint(
         def load() -> None:
             did.append("load")
 
-        endpoint = WebEndpoint(Budget(), Handlers())
+        notifier = Notifier()
+        endpoint = WebEndpoint(notifier, Budget(), Handlers())
         await endpoint.start(None)
         assert did == []
         with patch.object(web, "_load_page", load):
@@ -115,6 +117,7 @@ def on_endpoint(
                 await asyncio.wait_for(work(client, did), 60)
         finally:
             await endpoint.close()
+            notifier._socket.close()
 
     asyncio.run(main())
 

@@ -34,6 +34,13 @@ from hostguard.core.model import Config, Limits, Mind
         ({}, {"systemd": 247}, "systemd", Level.WARNING, "247"),
         ({}, {"faults": ("a.toml: cannot be read: Permission denied",)}, "config", Level.WARNING, "no permission to read it: a.toml"),
         ({}, {"faults": ("a.toml: limits.x: unknown key", "b")}, "config", Level.PROBLEM, "unknown key (and 1 more)"),
+        (
+            {},
+            {"config": Config(minds={n: Mind(n, url=f"http://127.0.0.1:{n}") for n in "12345"})},
+            "ports",
+            Level.WARNING,
+            "neither unit nor user is set: 1, 2, 3 and 2 more",
+        ),
         ({}, {"daemon": None}, "daemon", Level.PROBLEM, "it is not running"),
         ({}, {"daemon": None, "daemon_fault": "you may not", "denied": True}, "daemon", Level.WARNING, "you may not"),
         ({}, {"daemon": None, "daemon_fault": "does not answer"}, "daemon", Level.PROBLEM, "does not answer"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from hostguard.linux import process as processes
-from hostguard.linux.process import Process, home_of, listeners, members, process, storage, uid_of
+from hostguard.linux.process import Process, home_of, members, process, storage, uid_of
 
 GONE = 2**22 + 1  # above the kernel's PID_MAX_LIMIT
 
@@ -62,29 +59,3 @@ def test_members_of_a_cgroup(tmp_path):
     (tmp_path / "cgroup.procs").write_text("12\n345\n")
     assert members(tmp_path) == [12, 345]
     assert members(tmp_path / "gone") == []
-
-
-@pytest.mark.parametrize(("bound", "url"), [
-    ("127.0.0.1", "http://127.0.0.1:{}"), ("127.0.0.1", "http://localhost:{}"), ("0.0.0.0", "http://127.0.0.1:{}"),
-])  # fmt: skip
-def test_the_listener_at_a_url(bound, url):
-    with socket.create_server((bound, 0)) as server:
-        at = url.format(server.getsockname()[1])
-        assert listeners(at, [os.getpid(), GONE]) == [os.getpid()]
-        assert os.getpid() in listeners(at)
-    assert listeners(at, [os.getpid()]) == []
-
-
-@pytest.mark.parametrize("url", ["http://192.0.2.1:80", "http://a-name:80", "http:///"])
-def test_a_url_elsewhere_has_no_listener_here(monkeypatch, url):
-    monkeypatch.setattr(processes, "_listening", lambda: pytest.fail("not needed"))
-    assert listeners(url) == []
-
-
-def test_a_bound_address_that_is_not_the_urls_does_not_count():
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        assert listeners(f"http://127.0.0.1:{server.getsockname()[1]}", [os.getpid()]) == []
-
-
-def test_this_machine_has_tcp_sockets_in_proc():
-    assert Path("/proc/net/tcp").exists()

@@ -50,6 +50,12 @@ def streak(count: int, reason: str = "exit status 3") -> dict[str, object]:
             " (hostguard queue --state failed)",
         ),
         ([mind("a", down="refused"), mind("b")], "mind_down", "a: refused"),
+        (
+            [mind("a", down="its port 9 is taken by user eve", port_taken=True), mind("b")],
+            "port_taken",
+            "a: its port 9 is taken by user eve; its messages are kept; if that is the mind's server, correct its"
+            " unit or user",
+        ),
         ([mind("a", broken="no user"), mind("b")], "mind_broken", "a: no user; held until that is there"),
         (
             [mind(f"m{n}", down="refused") for n in range(9)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hostguard.core.clock import Now
 from hostguard.core.model import NOT_HELD, LiveTurn
 from hostguard.core.outcome import ACCOUNT, backoff
+from hostguard.telemetry.events import Events
 from hostguard.turns import availability, exit_record
 from hostguard.turns.availability import Availability
 from hostguard.turns.live import Live, Phase, Resident, Turn
@@ -66,7 +67,7 @@ def test_a_turns_rows_and_time():
 def test_a_mind_that_is_down_is_tried_again_after_a_pause(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(availability.time, "monotonic", lambda: now)
-    minds = Availability()
+    minds = Availability(Events())
     assert (minds.why("m"), minds.up_in(), minds.retried(), minds.up("m")) == (None, None, [], False)
     minds.note("m", "nobody listens")
     assert minds.why("m") == "m is down: nobody listens"

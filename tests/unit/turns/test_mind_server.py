@@ -96,6 +96,18 @@ def test_the_eldest_of_those_that_share_a_port(hosted):
     hosted(work)
 
 
+def test_a_process_of_another_user_on_the_port_is_not_the_server(hosted):
+    async def work(host):
+        host.listening = [host.pids[0]]
+        mine = replace(BY_PORT, user="me", uid=os.getuid())
+        assert (await host.servers.find(mine)).process.pid == host.pids[0]
+        theirs = Mind("t", url="http://127.0.0.1:8", user="ada", uid=os.getuid() + 1)
+        found = await host.servers.find(theirs)
+        assert found is None or os.getuid() == 0, "root's may be docker-proxy"
+
+    hosted(work)
+
+
 @pytest.mark.parametrize(
     "what", ["nobody", "init", "itself", "gone", "nowhere", "in a turn", "refused", "lost"]
 )

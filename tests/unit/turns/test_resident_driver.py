@@ -18,6 +18,7 @@ from hostguard.core.tasks import Tasks
 from hostguard.store.requests import Waiters
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdLost
+from hostguard.telemetry.events import Events
 from hostguard.turns import idle_watch
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
@@ -74,10 +75,7 @@ class Client:
     """In place of MindClient: `answers` come first, then it takes all."""
 
     def __init__(self):
-        self.answers, self.posted, self.opened = [], [], False
-
-    def open(self):
-        self.opened = True
+        self.answers, self.posted = [], []
 
     async def post(self, mind, row, body, turn):
         self.posted.append((row.id, body, turn))
@@ -87,9 +85,6 @@ class Client:
         if isinstance(answer, BaseException):
             raise answer
         return answer
-
-    async def close(self):
-        self.closed = True
 
 
 class Ledger:
@@ -128,7 +123,8 @@ class Parts:
         self.config, self.frozen = Config(minds={"m": M}), {}
         self.queued, self.given_back, self.sessions, self.redrives = [], [], [], []
         self.processes, self.client, self.ledger = Processes(keeper.host), Client(), Ledger()
-        self.availability, self.dones = Availability(), DoneTracker(Waiters())
+        self.events = Events()
+        self.availability, self.dones = Availability(self.events), DoneTracker(Waiters())
         session_changed, redrive = Signal(), Signal()
         session_changed.subscribe(self.sessions.append)
         redrive.subscribe(self.redrives.append)
@@ -173,7 +169,7 @@ def driven(monkeypatch, tmp_path):
             async with keeping(monkeypatch) as keeper:
                 parts = Parts(keeper)
                 await work(parts)
-                await parts.driver.close()
+                parts.driver.close()
                 for turn in parts.live:
                     keeper.host.empty(turn.live.unit)
                 await parts.driver._tasks.settled(2)
@@ -247,7 +243,7 @@ def test_a_guard_that_stops_leaves_the_post_to_the_next(driven, answer):
         parts.driver.prepare(turn)
 
         async def stops():
-            await parts.driver.close()
+            parts.driver.close()
             return answer
 
         parts.client.answers = [stops]
@@ -264,14 +260,99 @@ def test_a_turn_that_was_stopped_while_it_was_posted(driven):
         turn = parts.turn()
         parts.driver.prepare(turn)
 
-        async def stopped():
-            parts.keeper.host.empty(turn.live.unit)
+        async def stopped():  # as the answer is there, and not read yet
+            asyncio.get_running_loop().call_soon(parts.keeper.host.empty, turn.live.unit)
             return TAKEN
 
         parts.client.answers = [stopped]
         assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
         assert parts.ledger.confirmed == [7], "its mind has it all the same"
         assert parts.sessions == []
+
+    driven(work)
+
+
+def hanging(posting):
+    """An answer that does not come; `posting` is set once it is waited for."""
+
+    async def hangs():
+        posting.set()
+        await asyncio.sleep(60)
+
+    return hangs
+
+
+@pytest.mark.parametrize("how", ["stop", "systemctl stop", "the scope is gone"])
+def test_a_post_is_cancelled_with_its_turn(driven, how):
+    async def work(parts):
+        turn, posting = parts.turn(), asyncio.Event()
+        parts.driver.prepare(turn)
+        turn.driver, parts.client.answers = parts.driver, [hanging(posting)]
+        starting = asyncio.ensure_future(parts.driver.start(turn, M, turn.delivery, b"{}"))
+        await posting.wait()
+        if how == "stop":
+            parts.driver.stopping(turn)
+        elif how == "systemctl stop":
+            parts.keeper.scopes.scope_job(turn.live.unit)
+        else:
+            parts.keeper.host.empty(turn.live.unit)
+        assert not await asyncio.wait_for(starting, 5)
+        assert turn.resident.ending is None, "the end of its scope says how it ended"
+        assert (parts.ledger.confirmed, parts.availability.down("m")) == ([], None)
+
+    driven(work)
+
+
+def test_a_turn_that_is_being_stopped_posts_nothing_more(driven):
+    async def work(parts):
+        turn = parts.turn()
+        parts.driver.prepare(turn)
+        turn.driver = parts.driver
+        adopted = parts.processes.begin
+
+        async def stopped_meanwhile(*args):
+            await adopted(*args)
+            parts.driver.stopping(turn)
+
+        parts.processes.begin = stopped_meanwhile
+        assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
+        assert parts.client.posted == []
+
+    driven(work)
+
+
+def test_a_message_that_was_to_join_a_turn_that_is_stopped_goes_back(driven):
+    async def work(parts):
+        turn, posting = await parts.started(), asyncio.Event()
+        parts.queued, parts.client.answers = [Row(8, "m", "main")], [hanging(posting)]
+        parts.driver.feed(turn)
+        await posting.wait()
+        parts.driver.stopping(turn)
+        await until(lambda: parts.ledger.settled)
+        assert parts.ledger.settled == [(8, outcome.NOT_CONFIRMED)]
+        assert not outcome.NOT_CONFIRMED.failed
+
+    driven(work)
+
+
+def test_the_port_of_a_mind_that_somebody_else_took(driven):
+    async def work(parts):
+        turn, told = parts.turn(), []
+        parts.driver.prepare(turn)
+        parts.events.sinks += (told.append,)
+        parts.client.answers = [Posted(Outcome.STRANGER, "its port 9 is taken by user eve")]
+        assert not await parts.driver.start(turn, M, turn.delivery, b"{}")
+        assert turn.resident.ending == Ending("down", "its port 9 is taken by user eve", back=True)
+        assert (parts.availability.taken("m"), parts.availability.taken("other")) == (True, False)
+        [event] = told
+        assert (event["type"], event["mind"]) == ("port_taken", "m")
+        assert event["text"] == "m gets no messages: its port 9 is taken by user eve"
+        parts.availability.note("m", "its port 9 is taken by user eve", taken=True)
+        assert len(told) == 1
+        parts.availability.note("m", "nobody listens")
+        assert not parts.availability.taken("m")
+        parts.availability.note("m", "its port 9 is taken by user eve", taken=True)
+        assert len(told) == 2
 
     driven(work)
 
@@ -342,9 +423,8 @@ def test_a_guard_that_stops_leaves_a_fold_to_the_next(driven):
         parts.driver.feed(turn)
         await posting.wait()
         feeding = turn.resident.feeding
-        await parts.driver.close()
+        parts.driver.close()
         assert parts.processes.closed
-        assert parts.client.closed
         await until(feeding.done)
         assert feeding.cancelled()
         assert (parts.ledger.settled, parts.ledger.folds, parts.given_back) == ([], [], [])
@@ -719,12 +799,11 @@ def test_a_done_that_waited_for_the_guard(driven):
 def test_a_mind_that_is_resident_no_more_takes_nothing_more(driven):
     async def work(parts):
         turn = await parts.started()
-        await parts.driver.use(Config(minds={"m": M}))
+        parts.driver.use(Config(minds={"m": M}))
         assert turn.live.takes_input
-        assert parts.client.opened
-        await parts.driver.use(Config())
+        parts.driver.use(Config())
         assert turn.live.takes_input
-        await parts.driver.use(Config(minds={"m": MIND}))
+        parts.driver.use(Config(minds={"m": MIND}))
         assert not turn.live.takes_input
 
     driven(work)

@@ -37,7 +37,10 @@ class Driver:
     def __init__(self):
         self.ending = outcome.Ending("exited", "as the driver says", 0)
         self.fails = []
-        self.fed = []
+        self.fed, self.stopped = [], []
+
+    def stopping(self, turn):
+        self.stopped.append(turn)
 
     def end(self, turn):
         if self.fails:

@@ -46,6 +46,21 @@ def minds(host: Host) -> Check:
     return warning("no mind is configured", "There is nothing to guard yet.", *steps)
 
 
+def ports(host: Host) -> Check:
+    """The guard can tell a resident mind's server from others that listen on its port."""
+    resident = [mind for mind in host.config.minds.values() if mind.url is not None]
+    unknown = [mind.name for mind in resident if mind.unit is None and not mind.user]
+    if not unknown or host.user:
+        return ok("each resident mind has a unit or a user" if resident else "no resident mind")
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    return warning(
+        f"neither unit nor user is set: {', '.join(unknown[:SHOWN])}{more}",
+        "Whoever listens on the port of such a mind while it is down gets its messages.",
+        "# in the configuration, under [minds.NAME]: set unit or user, the one that runs its server",
+        "hostguard reload",
+    )
+
+
 def daemon(host: Host) -> Check:
     """The guard runs, and starts at boot."""
     status = host.daemon
