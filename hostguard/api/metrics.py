@@ -122,7 +122,7 @@ class Metrics:
             if mind in self._configured:
                 exits[self._label(mind), status] += count
         yield _counter("hostguard_turn_exits", text, ("mind", "exit"), exits)
-        text = "Turns that could not be started, or whose message the mind refused; each is tried again."
+        text = "Turns that could not or must not be started, or whose message the mind refused."
         yield self._by_mind("hostguard_turn_start_failures", text, counts.not_started)
         text = "Time from the gate's decision to start a turn until the turn works."
         yield _histogram("hostguard_turn_handoff_seconds", text, (), {(): counts.handoff_s})

@@ -14,7 +14,7 @@ HANDOFF_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 HOLD_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 EXITS_MAX = 8  # exit statuses of a mind that are counted apart: a label must not have any number of values
 OTHER_EXIT = "other"
-NEVER_RAN = ("not_started", "refused")  # outcomes of turns whose message no mind accepted
+NEVER_RAN = ("not_started", "not_authorised", "refused")  # outcomes of turns that did no work
 
 
 class Histogram:

@@ -147,6 +147,7 @@ def test_exit_statuses_of_a_mind_that_has_many_share_a_series():
         ([(Event.FAILED, {"turn": "7.2", "delivery": 7})], (1, 0)),
         ([(Event.FAILED, {"turn": "7", "delivery": 7, "outcome": "not_started"})], (0, 1)),
         ([(Event.ENDED, {"turn": "7.9", "delivery": 7, "outcome": "refused"})], (0, 1)),
+        ([(Event.ENDED, {"turn": "7", "delivery": 7, "outcome": "not_authorised"})], (0, 1)),
     ],
 )
 def test_what_ends_is_a_turn(events, counted):
