@@ -101,12 +101,12 @@ class Views:
             return view | {"text": f"{row.id} starts now"}
         retried = hold.reason is Reason.RETRY and waiting.later(now)
         if retried or hold.reason is Reason.NOT_DUE:
-            due_ms = now.until(waiting.due) if waiting.due else waiting.not_before - now.date
+            due = now.date_again(waiting.due, waiting.not_before) if waiting.due else waiting.not_before
             what = "is tried again" if retried else "is not held: it is due"
-            text = f"{row.id} {what} in {span(due_ms)}"
+            text = f"{row.id} {what} in {span(due - now.date)}"
             if row.attempts:
                 text += f" (attempt {row.attempts + 1}); the last one failed: {row.result.get('reason')}"
-            view |= {"reason": hold.reason, "due": now.date + due_ms}
+            view |= {"reason": hold.reason, "due": due}
             if retried:
                 return view | {"blocker": hold.blocker, "since": row.created_at, "text": text}
             if (then := self._gate.hold(waiting.as_if_due())) is not None:

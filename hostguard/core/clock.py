@@ -69,6 +69,11 @@ class Now:
         """Ms until a stamp of this boot; negative once it has passed."""
         return (stamp & _TICKS) - self.ticks
 
+    def date_again(self, stamp: int, date: int) -> int:
+        """The date of a coming stamp of this boot: `date`, as it was made, unless the clock was set."""
+        again = self.date + self.until(stamp)
+        return date if abs(again - date) <= JUMP_MS else again
+
     def date_of(self, stamp: int) -> int:
         """The date of a stamp by the clock as it is set now."""
         return self.date - self.since(stamp) if stamp >= 0 else -stamp

@@ -71,6 +71,20 @@ def test_how_long_ago_a_stamp_was(stamp, ms):
     assert Now(10_000, 10_000, 7).since(stamp) == ms
 
 
+@pytest.mark.parametrize(
+    ("since", "date"),
+    [
+        (0, 15_000),
+        (1, 15_000),  # neither clock was read at the start of its millisecond
+        (-3, 15_000),  # it is slewed
+        (HOUR, 15_000 + HOUR),  # it was set
+    ],
+)
+def test_the_date_that_a_coming_stamp_was_given_with_is_its_date_unless_the_clock_was_set(since, date):
+    stamp, given = Now(10_000, 2_000, 7).in_(5_000), 15_000
+    assert Now(11_000 + since, 3_000, 7).date_again(stamp, given) == date
+
+
 def test_the_date_of_a_stamp_is_by_the_clock_as_it_is_set_now():
     then, now = Now(10_000, 5_000, 7), Now(10_000 + HOUR, 6_000, 7)
     assert now.date_of(then.stamp) == now.date - 1_000
