@@ -222,7 +222,8 @@ class Backlog:
             self._kinds[row.id] = row.kind
             self._apart[row.mind] += row.kind.counted_apart
         mind = self._minds.setdefault(row.mind, _MindRows())
-        if mind.append(row.id, row.session) and row.session not in mind.parked:
+        if mind.append(row.id, row.session):
+            mind.parked.discard(row.session)  # what it was parked for holds another row
             heappush(mind.heads, (row.id, row.session))
         self.touch(row.mind)
 
