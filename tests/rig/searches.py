@@ -1,4 +1,7 @@
-"""How much a random search does. HOSTGUARD_TESTS_SEARCH=25 makes it 25 times as much."""
+"""How much a random search does. HOSTGUARD_TESTS_SEARCH=25 makes it 25 times as much.
+
+The unit tests' searches have found nothing new in hundreds of runs, so they do a third of what Hypothesis does by itself.
+"""
 
 from __future__ import annotations
 

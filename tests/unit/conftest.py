@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from searches import sized
 from standin import StandIn
+
+settings.register_profile("sized", max_examples=sized(33))
+settings.load_profile("sized")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.config.cron import BACK_MS, LATE_MS, MISSED_MAX, Due, cron_fault, due, next_time
 from hostguard.core.model import Schedule
@@ -147,7 +148,7 @@ def counted(minute, hour, zone, start, end):
     return times
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sized(20), deadline=None)
 @given(MINUTES, HOURS, st.sampled_from(CHANGES), st.integers(-300, 100))
 def test_a_change_of_the_hour_by_counting(minute, hour, change, shift):
     zone, when = change
@@ -272,7 +273,7 @@ def test_of_too_many_times_the_latest_count():
 STEPS = st.lists(st.integers(-4 * HOUR, 9 * HOUR) | st.integers(0, 2 * MINUTE), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sized(20), deadline=None)
 @given(
     st.sampled_from(["*/10 * * * *", "0 3 * * *", "30 2 * * *", "*/10 2-4 * * *"]),
     st.sampled_from(["skip", "once", "all"]),

@@ -3,6 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.delivery.batch_rule import (
     MESSAGES_MAX,
@@ -122,7 +123,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(67), deadline=None)
 @given(STEPS)
 def test_nothing_is_lost_the_order_is_kept_and_no_wait_is_too_long(steps):
     """A clock, a session and a buffer, driven as the shell drives them: a timer at each Wait.until."""

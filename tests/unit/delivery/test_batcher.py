@@ -7,6 +7,7 @@ from contextlib import suppress
 from gathering import LONG, SHORT, hosted, message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.core.errors import Problem
 from hostguard.core.model import Kind, Mind, State
@@ -202,7 +203,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(13), deadline=None)
 @given(STEPS)
 def test_nothing_is_lost_or_sent_twice_and_the_order_is_kept(tmp_path_factory, steps):
     async def work(host):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onqueue import on_queue
 from played import managed
+from searches import sized
 from unmatched import ALL, NOTHING_MATCHES, store, unmatched
 from until import until
 
@@ -160,7 +161,7 @@ def test_one_that_was_let_go_since_it_was_read_is_cancelled_in_the_line(tmp_path
     hosted(tmp_path, work)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=sized(7), deadline=None)
 @given(st.lists(st.sampled_from(["#a", "#b", "a rule for #a", "a rule for all", "no rule"]), max_size=30))
 def test_nothing_is_lost(tmp_path_factory, steps):
     """Every message goes out, is archived, or is still unmatched; and what goes out is of the newest."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.core.admission import decide
 from hostguard.core.clock import Now
@@ -170,7 +171,7 @@ def models(draw: st.DrawFn) -> Model:
     return Model(draw(st.sampled_from([None, 1, 2, 3])), caps, live, queued, in_turn, tuple(chosen))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=sized(133), deadline=None)
 @given(models())
 @example(Model(1, (("a", 1), ("b", 1)), (LiveTurn("a-s", "a", "s", "90"), LiveTurn("b-s", "b", "s", "91")),
                (Row(1, "b", "t"), Row(2, "a", "t")), (), (Wait("a-s", Row(1, "b", "t")), Wait("b-s", Row(2, "a", "t")))))  # fmt: skip

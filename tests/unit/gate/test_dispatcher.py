@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from onqueue import acceptor, to
 from played import CRASH, MINDS, OK, playing
+from searches import sized
 from set_clock import SetClock
 
 from hostguard.core import outcome
@@ -215,5 +216,5 @@ class Managed(RuleBasedStateMachine):
 
 TestManaged = Managed.TestCase
 TestManaged.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=sized(13), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -334,7 +334,7 @@ def test_a_mark_that_was_set_by_hand(tmp_path, turns):
 
 def test_no_row_is_lost_while_the_backlog_is_asked_meanwhile(tmp_path, turns, monkeypatch):
     """Rows came due later than those before them, and a timer asks for the next: 1 to 5 of 20,000 were lost."""
-    rows, slice_ = 20_000, 1_000
+    rows, slice_ = 6_000, 300
     monkeypatch.setattr(recovery, "SLICE", slice_)
 
     async def work(host):

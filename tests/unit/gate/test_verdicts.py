@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onqueue import message, on_queue, put
 from played import OK, Played, parts
+from searches import sized
 from set_clock import SetClock
 
 from hostguard.core.clock import Now, now_ms
@@ -91,7 +92,7 @@ def hosted(queue, live, flags, cap, mind_cap):
     return guard
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=sized(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=ROWS, live=LIVE, flags=st.sets(st.sampled_from(FLAGS), max_size=2), cap=st.sampled_from([None, 0, 1, 3]),
     mind_cap=st.sampled_from([0, 1, 2]), waits=st.booleans(), loaded=st.sampled_from([False, False, True]),

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.core.settings import Level, Settings
 from hostguard.pressure.rule import GAP, State, step
@@ -152,7 +153,7 @@ def test_a_sample_that_cannot_be_compared_changes_nothing(
     assert (after.strain, after.calm) == (0, 0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=sized(13))
 @given(MOMENTS, CAP, SETTINGS)
 @example([{**STALL, "live": 1}], None, Settings(floor=3))
 def test_full_again_after_calm(moments: list[dict[str, Any]], cap: int | None, chosen: Settings) -> None:

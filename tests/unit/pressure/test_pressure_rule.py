@@ -75,7 +75,7 @@ def test_27_pressure_that_swings_around_a_threshold_changes_the_cap_less_than_4_
             world = World(
                 psi=psi, think=0, service=lambda at, s=seconds: 0.3 if at % (2 * s) < s else 0.012
             )  # fmt: skip
-            world.run(400)
+            world.run(200)
             changed = [
                 sample.at
                 for sample, old, new in zip(world.samples[1:], world.states, world.states[1:], strict=False)

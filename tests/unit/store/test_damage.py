@@ -409,11 +409,11 @@ def frames(raw: bytes) -> int:
     return (len(raw) - wal.HEADER) // (wal.FRAME + 1024)
 
 
-def test_every_bit_of_the_header_and_of_the_last_frames_head_is_seen(killed):
+def test_bits_of_every_byte_of_the_header_and_of_the_last_frames_head_are_seen(killed):
     raw = killed.files[WAL]
     last = wal.HEADER + (frames(raw) - 1) * (wal.FRAME + 1024)
     for at in (*range(wal.HEADER), *range(last, last + wal.FRAME), last + wal.FRAME + 1000):
-        for bit in range(8):
+        for bit in (at % 8, (at + 3) % 8, (at + 5) % 8):
             changed = bytearray(raw)
             changed[at] ^= 1 << bit
             found = wal.examine(changed, 1024)

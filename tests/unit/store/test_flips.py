@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from flips import DB, WAL, closed_queue, killed_queue, try_flips
+from searches import sized
 
 SEED = 12
-COUNT = 60  # of the 4,000 of the bench, each kind of damage comes up within the first 60
+COUNT = max(30, sized(30))  # of the 4,000 of the bench
 
 
 @pytest.mark.parametrize(("made", "name"), [(closed_queue, DB), (killed_queue, DB), (killed_queue, WAL)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from searches import sized
 
 from hostguard.telemetry.timeline import (
     APART_MS,
@@ -62,7 +63,7 @@ def truly(told: list[tuple[int, Seen]], begin: int, width: int, count: int) -> l
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=sized(20))
 @given(NOTES)
 @example([(900_000, Seen(held=1)), (900_000, Seen()), (500, Seen(await_ms=3))])
 def test_the_points_tell_the_worst_of_each_span(notes: list[tuple[int, Seen]]) -> None:
