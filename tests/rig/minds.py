@@ -18,16 +18,29 @@ from typing import Any
 
 MIND = Path(__file__).with_name("mind.py")
 UNITS = Path("/run/systemd/system")
-UNIT = """[Unit]
+ARGUMENTS = Path("/run/arguments-of-minds")
+# The same for each mind, so that systemd need not read all units again for each test.
+UNIT = f"""[Unit]
 StartLimitIntervalSec=0
 [Service]
 Slice=hostguard-%i.slice
 Delegate=yes
-EnvironmentFile={folder}/%i.env
-ExecStart={python} -S {mind} $ARGS
+EnvironmentFile={ARGUMENTS}/%i
+ExecStart={sys.executable} -S {MIND} $ARGS
 Restart=on-failure
 RestartSec=100ms
 """
+
+
+def reload_if_needed(*units: Path) -> None:
+    """Have systemd read all units again, which is costly, unless it has these as they are in their files."""
+    properties = "--property=FragmentPath,NeedDaemonReload"
+    for unit in units:
+        command = ["systemctl", "show", properties, unit.name]
+        shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+        if {*shown} != {f"FragmentPath={unit}", "NeedDaemonReload=no"}:
+            subprocess.run(["systemctl", "daemon-reload"], check=True)
+            return
 
 
 def free_port() -> int:
@@ -107,11 +120,8 @@ class Minds:
     ) -> None:
         for mind in self.minds.values():
             self.stop(mind)
-        units = [mind.file for mind in self.minds.values() if mind.file.exists()]
-        for unit in units:
-            unit.unlink()
-        if units:
-            subprocess.run(["systemctl", "daemon-reload"], check=True)
+        for mind in self.minds.values():
+            mind.file.unlink(missing_ok=True)
 
     def __getitem__(self, name: str) -> OneMind:
         return self.minds[name]
@@ -143,13 +153,14 @@ class Minds:
         """Start these minds, or all, and wait until they answer."""
         chosen = [self.minds[name] for name in names or self.minds]
         services = [mind for mind in chosen if mind.service]
-        for mind in services:
-            (self.folder / f"{mind.name}.env").write_text(f'ARGS="{" ".join(self._args(mind))}"\n')
         if services:
             UNITS.mkdir(parents=True, exist_ok=True)
+            ARGUMENTS.mkdir(exist_ok=True)
             for mind in services:
-                mind.file.write_text(UNIT.format(folder=self.folder, python=sys.executable, mind=MIND))
-            subprocess.run(["systemctl", "daemon-reload"], check=True)
+                (ARGUMENTS / mind.name).write_text(f'ARGS="{" ".join(self._args(mind))}"\n')
+                if not mind.file.exists():
+                    mind.file.write_text(UNIT)
+            reload_if_needed(*(mind.file for mind in services))
             subprocess.run(["systemctl", "start", *(mind.unit for mind in services)], check=True)
         for mind in chosen:
             if not mind.service:

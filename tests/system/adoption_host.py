@@ -14,7 +14,7 @@ import family
 import psutil
 import pytest
 from guard import run, systemctl, wait_for
-from minds import free_port
+from minds import free_port, reload_if_needed
 from on_bus import on_bus
 from until import until
 
@@ -74,7 +74,7 @@ class Server:
             )
             FILE.parent.mkdir(parents=True, exist_ok=True)
             FILE.write_text(text + f"Delegate={'yes' if kind == 'delegated' else 'no'}\n")
-            systemctl("daemon-reload")
+            reload_if_needed(FILE)
             systemctl("start", UNIT)
             self.pid = int(run("systemctl", "show", "--value", "--property=MainPID", UNIT).stdout)
         self.home = cgroup(self.pid)
@@ -95,7 +95,6 @@ class Server:
         if self.mind.unit is not None:
             systemctl("stop", UNIT)
             FILE.unlink()
-            systemctl("daemon-reload")
             return
         if self.process.poll() is None:
             for process in [*psutil.Process(self.pid).children(recursive=True)]:
