@@ -71,15 +71,56 @@ class Guard:
     def __init__(self) -> None:
         self.began = time.time()
         self._mounted = False
+        self.reused = False  # an earlier test has started it
 
     def start(self, config: str = "", state: Path | None = None) -> None:
-        """Start and wait until it is ready. `state`: an empty folder, by default a fresh one on a real disk."""
+        """Start and wait until it is ready. `state`: an empty folder, by default a fresh one on a real disk.
+
+        One that an earlier test started, and that `is_as_new`, only takes the configuration.
+        """
         self.configure(config)
+        if self._mounted:
+            assert state is None, "a test with a state of its own cannot share the guard"
+            with self.client() as api:
+                answer = api.post("/v1/reload")
+            assert answer.is_success, answer.text
+            return
         self.state = state or Path(tempfile.mkdtemp(prefix="state-", dir=DISK))
         STATE.mkdir(exist_ok=True)
         run("mount", "--bind", str(self.state), str(STATE))
         self._mounted = True
         systemctl("start", UNIT)
+
+    def reuse(self) -> None:
+        """A test begins. What it asks of the journal is its own."""
+        self.began, self.reused = time.time(), self._mounted
+
+    def is_as_new(self) -> bool:
+        """Tidy up; whether it is as after a start then, but for final rows, events and the journal."""
+        if not (self._mounted and self.pid):
+            return False
+        with self.client() as api:
+            for limit in api.get("/v1/limits").json()["limits"]:
+                if limit["source"] in ("kept", "runtime"):
+                    default = {"name": limit["name"], "mind": limit["mind"], "value": "default"}
+                    api.patch("/v1/limits", json=default)
+            for mind in (None, *api.get("/v1/status").json()["paused_minds"]):
+                api.post("/v1/resume", json={"mind": mind})
+            for row in api.get("/v1/deliveries").json()["deliveries"]:
+                api.post(f"/v1/deliveries/{row['id']}/cancel")
+            pages = ("status", "deliveries", "deliveries?state=dead", "schedules")
+            status, waiting, dead, schedules = (api.get(f"/v1/{page}").json() for page in pages)
+        return bool(
+            (status["state"], status["turns"], status["queued"]) == ("running", 0, 0)
+            and not status["paused_minds"]
+            and all(
+                one["code"].startswith("mind_") for one in status["problems"]
+            )  # of a mind that is gone now
+            and all(mind["sleep"] == "awake" for mind in status["minds"])
+            and not waiting["deliveries"] + dead["deliveries"]
+            and all(one["source"] == "config" for one in schedules["schedules"])
+            and not self.scopes()
+        )
 
     def configure(self, config: str) -> None:
         """Write the configuration; `reload` applies it."""
@@ -127,7 +168,9 @@ class Guard:
 
     def client(self) -> httpx.Client:
         """An HTTP client of the API, to be closed."""
-        transport = httpx.HTTPTransport(uds="/run/hostguard/hostguard.sock")
+        limits = httpx.Limits(keepalive_expiry=2)  # less than the guard keeps a connection
+        path = "/run/hostguard/hostguard.sock"
+        transport = httpx.HTTPTransport(uds=path, limits=limits, verify=False)  # reads no certificates
         return httpx.Client(transport=transport, base_url="http://hostguard", timeout=60)
 
     def scopes(self) -> list[str]:
@@ -161,6 +204,17 @@ class Guard:
         return left
 
 
+@contextmanager
+def tidy_guard() -> Iterator[Guard]:
+    """A guard, not started yet. Raises AssertionError if turns are left at the end."""
+    guard = Guard()
+    try:
+        yield guard
+    finally:
+        left = guard.close()
+    assert not left, f"the tests left turns behind: {left}"
+
+
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done
@@ -172,7 +226,10 @@ def systemctl(*args: str) -> None:
 
 
 def wait_for(happened: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
+    """Return once `happened` is true. Asking takes at most a quarter of the time, and less the longer that is."""
+    asked = began = time.monotonic()
     while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+        answered = time.monotonic()
+        assert answered < began + seconds, "it did not happen"
+        time.sleep(min(max(0.02, 3 * (answered - asked), (answered - began) / 20), 0.5))
+        asked = time.monotonic()

@@ -219,7 +219,7 @@ class Scopes(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(0.005):
+        while not self._over.wait(0.02):
             first = self._alive(self.ROOT.glob("hostguard-*.slice/hostguard-turn-*.scope"))
             alive = self._alive(first)  # those of both times lived together in between
             self.most = max(self.most, len(alive))

@@ -27,15 +27,30 @@ def card() -> Iterator[Card]:
 
 @pytest.fixture
 def guard(request: pytest.FixtureRequest) -> Iterator[rig.Guard]:
-    """The daemon, not started yet; see Guard.start."""
-    if "card" in request.fixturenames:
+    """The daemon, not started yet; see Guard.start. One of an earlier test, if the module has SHARES_GUARD = True."""
+    apart = {"card", "bus"} & {*request.fixturenames}  # it is started with these
+    if getattr(request.module, "SHARES_GUARD", False):
+        shared: rig.Guard = request.getfixturevalue("shared_guard")
+        if not apart:
+            shared.reuse()
+            yield shared
+            left = shared.scopes()
+            if not shared.is_as_new():
+                shared.close()
+            assert not left, f"the test left turns behind: {left}"
+            return
+        shared.close()
+    if "card" in apart:
         request.getfixturevalue("card")  # first, so that the guard's state leaves it before it goes
-    guard = rig.Guard()
-    try:
+    with rig.tidy_guard() as guard:
         yield guard
-    finally:
-        left = guard.close()
-    assert not left, f"the test left turns behind: {left}"
+
+
+@pytest.fixture(scope="module")
+def shared_guard(_installed: None) -> Iterator[rig.Guard]:
+    """As `guard`, one for all tests of a module, none of which may have another: a start is what costs most."""
+    with rig.tidy_guard() as guard:
+        yield guard
 
 
 @pytest.fixture

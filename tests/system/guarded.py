@@ -22,6 +22,11 @@ class GuardedHost:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.api: httpx.Client = guard.client()
+        self._last_event = 0  # before this test
+        self.first_row = 1  # of this test
+        if guard.reused:
+            self._last_event = max((event["id"] for event in self.all_events()), default=0)
+            self.first_row = self.sql("SELECT coalesce(max(id), 0) + 1 FROM deliveries")[0][0]
 
     def get(self, path: str) -> Any:
         answer = self.api.get(path)
@@ -50,13 +55,23 @@ class GuardedHost:
             ended.append(found)
         return ended
 
+    def rows(self, state: str = "all") -> list[Any]:
+        """All rows of this test, in order."""
+        found: list[Any] = []
+        after = self.first_row - 1
+        while page := self.get(f"/v1/deliveries?state={state}&limit=1000&after={after}")["deliveries"]:
+            found += page
+            after = page[-1]["id"]
+        return found
+
     def turns(self) -> list[Any]:
         found: list[Any] = self.get("/v1/turns")["turns"]
         return found
 
     def all_events(self) -> list[Any]:
-        """The events so far that are in memory, in order."""
-        lines = self.api.get("/v1/events?follow=0").text.splitlines()
+        """The events of this test so far that are in memory, in order."""
+        answer = self.api.get("/v1/events?follow=0", headers={"Last-Event-ID": str(self._last_event)})
+        lines = answer.text.splitlines()
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 
     # -- behind the guard's back

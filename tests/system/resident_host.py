@@ -47,15 +47,6 @@ class ResidentHost(GuardedHost):
 
     # -- the API
 
-    def rows(self, state: str = "all") -> list[Any]:
-        """All rows, in order."""
-        found: list[Any] = []
-        while page := self.get(
-            f"/v1/deliveries?state={state}&limit=1000&after={found[-1]['id'] if found else 0}"
-        )["deliveries"]:
-            found += page
-        return found
-
     def in_turn(self, row: int) -> Any:
         """Wait until the row's turn is live and its message posted; the turn."""
         wait_for(lambda: self.events("started", row=row), LONG_S)

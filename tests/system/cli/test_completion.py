@@ -50,9 +50,10 @@ PS1='ready> '
 """
 
 
-@pytest.fixture
-def host(guard: Guard) -> Iterator[Guard]:
+@pytest.fixture(scope="module")
+def host(shared_guard: Guard) -> Iterator[Guard]:
     """A turn of ada's is live, 1; a row waits, 2."""
+    guard = shared_guard
     for name, place in SHIPPED.items():
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         Path(place).write_bytes((ROOT / "packaging/completions" / name).read_bytes())

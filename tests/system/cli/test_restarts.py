@@ -19,6 +19,8 @@ from scripted_host import ScriptedHost
 
 from hostguard.core import paths
 
+SHARES_GUARD = True
+
 
 class Waiting:
     """`hostguard ARGS` in the background."""
@@ -58,31 +60,33 @@ def test_send_wait_asks_again_by_its_id(scripted: ScriptedHost, how: str, conten
     """It was a bare 500 without the id, or exit 3."""
     scripted.start("a")
     waiting = Waiting("send", "@a", content, "--wait")
-    scripted.wait_started(1)
+    row = scripted.first_row
+    scripted.wait_started(row)
     wait_for(lambda: waiting.err)
     first = waiting.err
-    assert first.startswith("hostguard: 1 a "), "the id first"
+    assert first.startswith(f"hostguard: {row} a "), "the id first"
     for _ in range(2):
         go_away(scripted, how)
         time.sleep(0.5)
         assert waiting.process.poll() is None, waiting.err
-    scripted.go(1)
+    scripted.go(row)
     assert waiting.ended() == code
-    assert waiting.out.startswith(f"1 a done: exit status {3 * code}"), waiting.out
+    assert waiting.out.startswith(f"{row} a done: exit status {3 * code}"), waiting.out
     assert waiting.err == first
-    assert scripted.order() == [1]
+    assert scripted.order() == [row]
 
 
 def test_send_wait_over_a_guard_that_stays_away_names_its_id(scripted: ScriptedHost) -> None:
     scripted.start("a")
     waiting = Waiting("send", "@a", "wait_go", "--wait", "--timeout", "5s")
-    scripted.wait_started(1)
+    row = scripted.first_row
+    scripted.wait_started(row)
     scripted.guard.stop()
     assert waiting.ended() == 1
-    assert waiting.out == "1 a in_turn; its turn continues\n"
+    assert waiting.out == f"{row} a in_turn; its turn continues\n"
     scripted.guard.restart()
-    scripted.go(1)
-    scripted.done(1)
+    scripted.go(row)
+    scripted.done(row)
 
 
 def test_a_long_poll_is_answered_when_the_guard_stops(scripted: ScriptedHost) -> None:
@@ -111,12 +115,14 @@ def test_streams_connect_again(scripted: ScriptedHost, how: str) -> None:
     watch = Waiting("pressure", "--watch", "--json")
     record = Waiting("pressure", "record", "--for", "1h")
     wait_for(lambda: watch.out.count("\n") > 1, LONG_S)
-    scripted.done(scripted.send("@a"))
-    wait_for(lambda: "turn 1 ended" in events.out, LONG_S)
+    rows = [scripted.send("@a")]
+    scripted.done(*rows)
+    wait_for(lambda: f"turn {rows[0]} ended" in events.out, LONG_S)
     go_away(scripted, how)
     seen = watch.out.count("\n"), record.out.count("\n")
-    scripted.done(scripted.send("@a"))
-    wait_for(lambda: "turn 2 ended" in events.out, LONG_S)
+    rows.append(scripted.send("@a"))
+    scripted.done(*rows)
+    wait_for(lambda: f"turn {rows[1]} ended" in events.out, LONG_S)
     wait_for(lambda: watch.out.count("\n") > seen[0], LONG_S)
     wait_for(lambda: record.out.count("\n") > seen[1], LONG_S)
     for stream in (events, lines, watch, record):
@@ -124,7 +130,7 @@ def test_streams_connect_again(scripted: ScriptedHost, how: str) -> None:
         stream.process.send_signal(signal.SIGINT)
         assert stream.ended() == 130
     found = [json.loads(line) for line in lines.out.splitlines()]
-    assert [e["delivery"] for e in found if e["type"] == "ended"] == [1, 2], "each once"
+    assert [e["delivery"] for e in found if e["type"] == "ended"] == rows, "each once"
 
 
 def test_what_a_command_gave_up_is_not_carried_out_later(scripted: ScriptedHost) -> None:
@@ -138,7 +144,7 @@ def test_what_a_command_gave_up_is_not_carried_out_later(scripted: ScriptedHost)
     scripted.guard.kill("CONT")
     row = scripted.send("@a")
     scripted.done(row)
-    assert scripted.order() == [row] == [1]
+    assert scripted.order() == [row] == [scripted.first_row]
 
 
 @pytest.mark.parametrize("key", ["k", None])
@@ -159,9 +165,10 @@ def test_a_message_whose_answer_is_lost_is_sent_again_if_it_has_a_key(
         assert "hostguard queue --state all" in sending.err
         return
     assert sending.ended() == 0, sending.err
-    assert sending.out.startswith("1 a ")
-    scripted.done(1)
-    assert scripted.order() == [1]
+    row = scripted.first_row
+    assert sending.out.startswith(f"{row} a ")
+    scripted.done(row)
+    assert scripted.order() == [row]
 
 
 def test_a_bug_in_a_write_is_told_once_and_costs_one_row(scripted: ScriptedHost) -> None:

@@ -9,6 +9,7 @@ from card import Card
 from guard import STATE, systemctl, wait_for
 from scripted_host import ScriptedHost
 
+SHARES_GUARD = True
 TWELVE = "abcdefghijkl"
 
 

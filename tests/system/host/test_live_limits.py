@@ -10,6 +10,8 @@ from bus_relay import Bus
 from guard import UNIT, systemctl, wait_for
 from scripted_host import ScriptedHost
 
+SHARES_GUARD = True
+
 
 def held(scripted: ScriptedHost, row: int) -> str:
     found = scripted.row(row)

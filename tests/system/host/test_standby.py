@@ -30,6 +30,8 @@ VERBS = (
     ("run", "--mind", "ada", "--", "true"), ("report", "-o", "-"), ("top", "--once"),
     ("metrics", "--textfile", "/run/hostguard.prom"),
 )  # fmt: skip
+# Each verb is tried with the first cause, and these with every cause: what answers is the same.
+FEW = VERBS[:1] + VERBS[-4:]
 ADA = """
 [minds.ada]
 command = ["/bin/sh", "-c", "while [ ! -e /run/go ]; do sleep 0.1; done"]
@@ -165,7 +167,7 @@ def test_it_stays_says_why_and_goes_on_once_it_can(
     pid = guard.pid
 
     Path("/run/hostguard.prom").write_text("old")
-    for verb in VERBS:
+    for verb in VERBS if cause is CAUSES[0] else FEW:
         asked = time.monotonic()
         done = guard.cli(*verb, check=False)
         assert done.returncode == 1, (verb, done)

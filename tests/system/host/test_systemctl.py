@@ -13,6 +13,7 @@ from guard import ROOT, UNIT, Guard, run, systemctl, wait_for
 from guarded import LONG_S, GuardedHost
 from scripted_host import ScriptedHost
 
+SHARES_GUARD = True
 CONFIG = """
 [limits]
 global_concurrent_turns = 1
@@ -42,14 +43,19 @@ def show(unit: str, name: str) -> str:
     return run("systemctl", "show", "--value", f"--property={name}", unit).stdout.strip()
 
 
+class Host(GuardedHost):
+    """Turn `live` of ada's is live, row `waits`, another one of hers, waits."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard)
+        self.live, self.waits = self.send("@ada"), self.send("@ada", session="$new")
+        wait_for(lambda: self.row(self.live)["state"] == "in_turn")
+
+
 @pytest.fixture
-def host(guard: Guard) -> Iterator[GuardedHost]:
-    """A turn of ada's is live, another one of hers waits."""
+def host(guard: Guard) -> Iterator[Host]:
     guard.start(CONFIG)
-    made = GuardedHost(guard)
-    made.send("@ada")
-    made.send("@ada", session="$new")
-    wait_for(lambda: made.row(1)["state"] == "in_turn")
+    made = Host(guard)
     yield made
     for row in made.get("/v1/deliveries")["deliveries"]:
         if row["state"] == "queued":
@@ -59,16 +65,16 @@ def host(guard: Guard) -> Iterator[GuardedHost]:
     made.api.close()
 
 
-def unit_of(host: GuardedHost, row: int = 1) -> str:
-    turn: str = next(turn["unit"] for turn in host.turns() if turn["delivery"] == row)
+def unit_of(host: Host, row: int | None = None) -> str:
+    turn: str = next(turn["unit"] for turn in host.turns() if turn["delivery"] == (row or host.live))
     return turn
 
 
-def status(host: GuardedHost) -> None:
+def status(host: Host) -> None:
     wait_for(lambda: "1/1 turns, 1 held, cap 1" in run("systemctl", "status", "hostguard").stdout)
 
 
-def start_stop_restart(host: GuardedHost) -> None:
+def start_stop_restart(host: Host) -> None:
     before, turn = host.guard.pid, unit_of(host)
     systemctl("restart", "hostguard")
     assert host.guard.pid not in (0, before)
@@ -77,10 +83,10 @@ def start_stop_restart(host: GuardedHost) -> None:
     assert turn in host.guard.scopes()
     systemctl("start", "hostguard")
     assert unit_of(host) == turn
-    assert host.row(2)["hold"]["reason"] == "mind_busy"
+    assert host.row(host.waits)["hold"]["reason"] == "mind_busy"
 
 
-def socket_starts(host: GuardedHost) -> None:
+def socket_starts(host: Host) -> None:
     """While it is stopped whoever uses the socket starts it again."""
     systemctl("stop", "hostguard")
     systemctl("start", "hostguard.socket")
@@ -91,7 +97,7 @@ def socket_starts(host: GuardedHost) -> None:
     systemctl("start", "hostguard")
 
 
-def reload(host: GuardedHost) -> None:
+def reload(host: Host) -> None:
     host.guard.configure(CONFIG.replace("turns = 1", "turns = x"))
     failed = subprocess.run(["systemctl", "reload", "hostguard"], capture_output=True, text=True)
     assert failed.returncode != 0
@@ -103,56 +109,56 @@ def reload(host: GuardedHost) -> None:
     tasks = show(turn, "TasksMax")
     systemctl("reload", "hostguard")
     # A second one of ada's must wait, but not one of another mind: it has the new limits, the first one its own.
-    host.send("@deaf")
+    deaf = host.send("@deaf")
     wait_for(lambda: len(host.turns()) == 2)
-    assert show(unit_of(host, 3), "TasksMax") == "77"
+    assert show(unit_of(host, deaf), "TasksMax") == "77"
     assert show(turn, "TasksMax") == tasks != "77"
     assert "problem" not in host.guard.cli("status").stdout
     assert host.get("/v1/schedules")["schedules"][0]["name"] == "tidy"
     assert host.row(host.send("#team"))["mind"] == "new"
-    run("systemctl", "kill", "--signal=KILL", unit_of(host, 3))
-    wait_for(lambda: host.row(3)["state"] == "queued")  # it crashed, and is to be tried again
+    run("systemctl", "kill", "--signal=KILL", unit_of(host, deaf))
+    wait_for(lambda: host.row(deaf)["state"] == "queued")  # it crashed, and is to be tried again
 
 
-def list_units(host: GuardedHost) -> None:
+def list_units(host: Host) -> None:
     listed = run("systemctl", "list-units", "hostguard-*").stdout
     assert unit_of(host) in listed
     assert "hostguard-ada.slice" in listed
     tree = run("systemd-cgls", "--unit", "hostguard.slice").stdout
-    assert re.search(r"hostguard-turn-ada-1\.scope.*sleep 300", tree, re.DOTALL), tree
+    assert re.search(rf"hostguard-turn-ada-{host.live}\.scope.*sleep 300", tree, re.DOTALL), tree
 
 
-def stop(host: GuardedHost) -> None:
+def stop(host: Host) -> None:
     systemctl("stop", unit_of(host))
-    host.done(1)
-    assert host.row(1)["result"]["outcome"] == "stopped"
-    wait_for(lambda: host.row(2)["state"] == "in_turn")  # its slot
+    host.done(host.live)
+    assert host.row(host.live)["result"]["outcome"] == "stopped"
+    wait_for(lambda: host.row(host.waits)["state"] == "in_turn")  # its slot
 
 
-def kill(host: GuardedHost) -> None:
-    host.post("/v1/deliveries/2/cancel")
+def kill(host: Host) -> None:
+    host.post(f"/v1/deliveries/{host.waits}/cancel")
     systemctl("kill", "--signal=INT", unit_of(host))
-    host.done(1)
-    assert host.row(1)["result"]["reason"] == "ended by SIGINT"
-    host.post("/v1/deliveries/1/retry")
-    wait_for(lambda: host.row(1)["state"] == "in_turn")
+    host.done(host.live)
+    assert host.row(host.live)["result"]["reason"] == "ended by SIGINT"
+    host.post(f"/v1/deliveries/{host.live}/retry")
+    wait_for(lambda: host.row(host.live)["state"] == "in_turn")
     systemctl("kill", "--signal=KILL", unit_of(host))
-    wait_for(lambda: host.row(1)["state"] == "queued")
-    assert host.row(1)["attempts"] == 1
+    wait_for(lambda: host.row(host.live)["state"] == "queued")
+    assert host.row(host.live)["attempts"] == 1
 
 
-def freeze_thaw(host: GuardedHost) -> None:
+def freeze_thaw(host: Host) -> None:
     turn = unit_of(host)
     systemctl("freeze", turn)
     assert show(turn, "FreezerState") == "frozen"
     wait_for(lambda: "1/1 turns, 1 held" in show(UNIT, "StatusText"))
-    assert host.row(2)["state"] == "queued"
+    assert host.row(host.waits)["state"] == "queued"
     systemctl("thaw", turn)
     assert show(turn, "FreezerState") == "running"
-    assert host.row(1)["state"] == "in_turn"
+    assert host.row(host.live)["state"] == "in_turn"
 
 
-def set_property(host: GuardedHost) -> None:
+def set_property(host: Host) -> None:
     turn = unit_of(host)
     systemctl("set-property", "hostguard.slice", "IOWeight=20")
     systemctl("set-property", "hostguard-ada.slice", "TasksMax=55")
@@ -163,7 +169,7 @@ def set_property(host: GuardedHost) -> None:
         systemctl("daemon-reload")
         assert (show("hostguard.slice", "IOWeight"), show(turn, "CPUWeight")) == ("20", "7")
         systemctl("stop", turn)
-        wait_for(lambda: host.row(2)["state"] == "in_turn")  # another turn, in the same slices
+        wait_for(lambda: host.row(host.waits)["state"] == "in_turn")  # another turn, in the same slices
         assert (show("hostguard.slice", "IOWeight"), show("hostguard-ada.slice", "TasksMax")) == ("20", "55")
         assert Path(
             "/etc/systemd/system.control/hostguard.slice.d"
@@ -174,7 +180,7 @@ def set_property(host: GuardedHost) -> None:
     assert not Path("/etc/systemd/system.control/hostguard.slice.d").exists()
 
 
-def edit(host: GuardedHost) -> None:
+def edit(host: Host) -> None:
     editor = Path("/tmp/editor")
     editor.write_text('#!/bin/sh\nfor file; do last=$file; done\nprintf "[Service]\\nNice=3\\n" >"$last"\n')
     editor.chmod(0o755)
@@ -188,24 +194,24 @@ def edit(host: GuardedHost) -> None:
         assert "Nice=3" in drop_in.read_text(), said
         systemctl("restart", "hostguard")
         assert os.getpriority(os.PRIO_PROCESS, host.guard.pid) == 3
-        assert host.row(1)["state"] == "in_turn"
+        assert host.row(host.live)["state"] == "in_turn"
     finally:
         drop_in.unlink()
         systemctl("daemon-reload")
 
 
-def foreign(host: GuardedHost) -> None:
+def foreign(host: Host) -> None:
     """A scope that anybody makes in a mind's slice is a turn of the mind's."""
     systemctl("stop", unit_of(host))
-    host.done(1)
-    wait_for(lambda: host.row(2)["state"] == "in_turn")
+    host.done(host.live)
+    wait_for(lambda: host.row(host.waits)["state"] == "in_turn")
     own = subprocess.Popen(
         ["systemd-run", "--scope", "--quiet", "--slice=hostguard-ada.slice", "sleep", "300"]
     )
     try:
         wait_for(lambda: [turn["state"] for turn in host.turns()].count("foreign") == 1)
-        systemctl("stop", unit_of(host, 2))
-        host.done(2)
+        systemctl("stop", unit_of(host, host.waits))
+        host.done(host.waits)
         late = host.send("@ada", session="$new")
         wait_for(lambda: (host.row(late)["hold"] or {}).get("reason") in ("mind_busy", "global_cap"))
     finally:
@@ -214,7 +220,7 @@ def foreign(host: GuardedHost) -> None:
     wait_for(lambda: host.row(late)["state"] == "in_turn")
 
 
-TRIED: dict[str, Callable[[GuardedHost], None]] = {
+TRIED: dict[str, Callable[[Host], None]] = {
     "systemctl status hostguard": status,
     "systemctl start hostguard": start_stop_restart,
     "systemctl stop hostguard": socket_starts,
@@ -241,7 +247,7 @@ def test_each_command_of_the_manual_is_tried() -> None:
 
 
 @pytest.mark.parametrize("work", dict.fromkeys(TRIED.values()), ids=lambda work: work.__name__)
-def test_the_command(host: GuardedHost, work: Callable[[GuardedHost], None]) -> None:
+def test_the_command(host: Host, work: Callable[[Host], None]) -> None:
     work(host)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from guard import DISK, ROOT, Guard, wait_for
-from guarded import GuardedHost
+from guarded import LONG_S, GuardedHost
 
 LEFT = ROOT / "tests/unit/store/first_release"
 SAID = Path("/tmp/alice")  # where the configuration has alice write what she is sent
@@ -54,7 +54,7 @@ def test_what_the_first_release_left_goes_on(host: GuardedHost) -> None:
     assert (minds["alice"]["state"], minds["dora"]["state"]) == ("asleep", "paused")
     assert minds["bob"]["gated"] == 2
     # Its hour in the batch of then is over: it goes out as the guard starts.
-    wait_for(lambda: host.row(16)["state"] == "batched")
+    wait_for(lambda: host.row(16)["state"] == "batched", LONG_S)
     schedules = {one["name"]: one["source"] for one in host.get("/v1/schedules")["schedules"]}
     assert schedules == {"kept": "kept", "later": "kept", "tidy": "config", "look": "config"}
 

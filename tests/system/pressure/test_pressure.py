@@ -35,7 +35,7 @@ class Watch:
                 began = time.monotonic()
                 status = http.get("/v1/status").json()
                 self.answers.append((began, time.monotonic() - began, status))
-                time.sleep(0.02)
+                time.sleep(0.1)
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from guard import run, wait_for
 from guarded import LONG_S
 from resident_host import ResidentHost
 
+SHARES_GUARD = True
+
 
 def cgroup(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text().rpartition("0::")[2].strip()

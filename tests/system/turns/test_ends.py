@@ -13,6 +13,7 @@ from guard import run, systemctl, wait_for
 from guarded import LONG_S
 from scripted_host import ScriptedHost
 
+SHARES_GUARD = True
 CGROUPS = Path("/sys/fs/cgroup/hostguard.slice")
 
 
@@ -24,9 +25,9 @@ def test_case_03_its_processes_are_killed(scripted: ScriptedHost, what: str) -> 
     after = scripted.send("@a")
     scripted.wait_started(killed)
     if what == "all of it":
-        systemctl("kill", "--signal=KILL", "hostguard-turn-a-1.scope")
+        systemctl("kill", "--signal=KILL", unit("a", killed))
     else:
-        for pid in (CGROUPS / "hostguard-a.slice/hostguard-turn-a-1.scope/cgroup.procs").read_text().split():
+        for pid in (CGROUPS / "hostguard-a.slice" / unit("a", killed) / "cgroup.procs").read_text().split():
             if Path(f"/proc/{pid}/comm").read_text() == "turn\n":
                 os.kill(int(pid), 9)
     (ended,) = scripted.done(after)
@@ -35,7 +36,7 @@ def test_case_03_its_processes_are_killed(scripted: ScriptedHost, what: str) -> 
     ]  # fmt: skip
     assert scripted.row(killed)["result"]["outcome"] == "killed"
     assert ended["started_at"] < scripted.row(killed)["not_before"], "before the killed row is tried again"
-    scripted.prove(cap=1, attempts=2, killed=("1",))
+    scripted.prove(cap=1, attempts=2, killed=(str(killed),))
 
 
 def test_case_05_a_late_second_end(scripted: ScriptedHost, bus: Bus) -> None:
@@ -47,7 +48,7 @@ def test_case_05_a_late_second_end(scripted: ScriptedHost, bus: Bus) -> None:
     bus.hold_answers()  # the scope's end is seen in its cgroup first; systemd's word comes late
     scripted.go(first)
     scripted.done(first)
-    wait_for(lambda: scripted.guard.scopes() == ["hostguard-turn-a-2.scope"])
+    wait_for(lambda: scripted.guard.scopes() == [unit("a", second)])
     assert [turn["state"] for turn in scripted.turns()] == ["starting"]
     bus.go()
     scripted.wait_started(second)
@@ -73,7 +74,7 @@ def test_case_05_a_late_end_of_a_turn_of_the_same_name(scripted: ScriptedHost, b
     scripted.done(row)
     wait_for(lambda: scripted.guard.scopes() == [])
     scripted.post(f"/v1/deliveries/{row}/retry")
-    wait_for(lambda: scripted.guard.scopes() == ["hostguard-turn-a-1.scope"])
+    wait_for(lambda: scripted.guard.scopes() == [unit("a", row)])
     scripted.post("/v1/resume", mind="b")
     (scripted.folder / f"go-{row}").unlink()
     bus.go()
@@ -95,8 +96,8 @@ def test_a_scope_that_is_gone_before_its_start_is_known(scripted: ScriptedHost, 
     scripted.start("a", global_concurrent_turns=1)
     bus.hold_answers()
     row, after = scripted.send("@a"), scripted.send("@a")
-    wait_for(lambda: scripted.guard.scopes() == ["hostguard-turn-a-1.scope"])
-    systemctl("kill", "--signal=KILL", "hostguard-turn-a-1.scope")
+    wait_for(lambda: scripted.guard.scopes() == [unit("a", row)])
+    systemctl("kill", "--signal=KILL", unit("a", row))
     wait_for(lambda: scripted.guard.scopes() == [])
     assert scripted.order() == []
     bus.go()
@@ -112,10 +113,10 @@ def test_case_06_a_turn_longer_than_its_time_out(scripted: ScriptedHost) -> None
     long = scripted.send("@a", "trap '' TERM; wait_go; exit 7")
     after = scripted.send("@a")
     scripted.wait_started(long)
-    wait_for(lambda: state("hostguard-turn-a-1.scope") == "stop-sigterm")
+    wait_for(lambda: state(unit("a", long)) == "stop-sigterm")
     scripted.kill()
     assert scripted.row(after)["hold"].items() >= {
-        "reason": "session_busy", "blocker": "hostguard-turn-a-1.scope",
+        "reason": "session_busy", "blocker": unit("a", long),
     }.items()  # fmt: skip
     scripted.go(long)
     ended = scripted.done(long, after)
@@ -130,7 +131,7 @@ def test_a_turn_that_defies_its_stop(scripted: ScriptedHost) -> None:
     row, after = scripted.send("@a", "trap '' TERM; wait_go; exit 7"), scripted.send("@a")
     scripted.wait_started(row)
     scripted.post(f"/v1/turns/{row}/stop")
-    wait_for(lambda: state("hostguard-turn-a-1.scope") == "stop-sigterm")
+    wait_for(lambda: state(unit("a", row)) == "stop-sigterm")
     assert [(turn["delivery"], turn["stopping"]) for turn in scripted.turns()] == [(row, True)]
     assert scripted.row(after)["hold"]["reason"] == "session_busy"
     scripted.go(row)
@@ -155,6 +156,10 @@ def test_a_turn_that_is_stopped_while_it_is_started(scripted: ScriptedHost, bus:
     assert row not in scripted.order()
 
 
+def unit(mind: str, row: int) -> str:
+    return f"hostguard-turn-{mind}-{row}.scope"
+
+
 def state(unit: str) -> str:
     return run("systemctl", "show", "--value", "--property=SubState", unit).stdout.strip()
 
@@ -166,7 +171,7 @@ def test_children_that_outlive_the_command_keep_the_slot(scripted: ScriptedHost)
     after = scripted.send("@a")
     scripted.wait_started(row)
     wait_for(lambda: [turn["state"] for turn in scripted.turns()] == ["lingering"])
-    assert scripted.row(after)["hold"]["blocker"] == "hostguard-turn-a-1.scope"
+    assert scripted.row(after)["hold"]["blocker"] == unit("a", row)
     scripted.guard.restart()
     assert scripted.row(after)["state"] == "queued"
     scripted.go(row)
@@ -180,7 +185,7 @@ def test_systemctl_stop_frees_the_slot_at_once(scripted: ScriptedHost) -> None:
     scripted.start("a")
     row, after = scripted.send("@a", "wait_go"), scripted.send("@a")
     scripted.wait_started(row)
-    systemctl("stop", "hostguard-turn-a-1.scope")
+    systemctl("stop", unit("a", row))
     ended = scripted.done(row, after)
     assert ended[0]["result"]["outcome"] == "stopped"
     assert ended[1]["started_at"] - ended[0]["ended_at"] < 500
@@ -202,7 +207,7 @@ def test_a_scope_of_somebody_else_counts(scripted: ScriptedHost) -> None:
             "reason": "global_cap", "blocker": "by-hand.scope",
         }.items()  # fmt: skip
         scripted.guard.restart()
-        assert {turn["unit"] for turn in scripted.turns()} == {"by-hand.scope", "hostguard-turn-b-2.scope"}
+        assert {turn["unit"] for turn in scripted.turns()} == {"by-hand.scope", unit("b", other)}
         assert scripted.row(mine)["hold"]["reason"] == "global_cap"
         assert by_hand.stdin is not None
         by_hand.stdin.close()
@@ -228,11 +233,11 @@ def test_case_36_300_turns_leave_no_unit_behind(scripted: ScriptedHost) -> None:
     for i in range(8):
         scripted.send("@d", session=f"s{i}")
     wait_for(
-        lambda: sum(map(ended, scripted.get("/v1/deliveries?state=all&limit=400")["deliveries"])) == 299,
+        lambda: sum(map(ended, scripted.rows())) == 299,
         LONG_S,
     )
     scripted.post("/v1/pause")  # those that crashed would be tried again
-    wait_for(lambda: scripted.guard.scopes() == ["hostguard-turn-a-1.scope"])
+    wait_for(lambda: scripted.guard.scopes() == [unit("a", live)])
     scripted.go(live)
     scripted.done(live)
     wait_for(lambda: scripted.guard.scopes() == [])

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from bus_relay import Bus
 from guard import UNIT, Guard, drop_in, systemctl, wait_for
+from guarded import GuardedHost
 from searches import sized
 
+SHARES_GUARD = True
 CONFIG = """
 [minds.a]
 command = ["/bin/sleep", "0.1"]
@@ -33,7 +35,15 @@ def host(guard: Guard) -> Guard:
 
 
 @pytest.fixture
-def start(host: Guard) -> Iterator[Runs]:
+def first(host: Guard) -> int:
+    """The id of the first delivery."""
+    made = GuardedHost(host)
+    made.api.close()
+    return made.first_row
+
+
+@pytest.fixture
+def start(host: Guard, first: int) -> Iterator[Runs]:
     """Starts `hostguard run ARGS`; with `says`, waits for its first line, on stderr if it is held."""
     started = []
 
@@ -58,15 +68,15 @@ def start(host: Guard) -> Iterator[Runs]:
 
 @pytest.fixture
 def holder(start: Runs) -> subprocess.Popen[str]:
-    """Delivery 1, a turn of mind a, which has started."""
+    """Delivery `first`, a turn of mind a, which has started."""
     return start("--mind", "a", "--", "sh", "-c", "echo up; exec sleep 60", says="up")
 
 
-def test_the_command_is_the_callers_own(host: Guard) -> None:
+def test_the_command_is_the_callers_own(host: Guard, first: int) -> None:
     script = "tail -1 /proc/self/cgroup; cat; exit 7"
     done = host.cli("run", "--mind", "a", "--", "sh", "-c", script, input="typed", check=False)
     assert done.returncode == 7, done
-    assert done.stdout == "0::/hostguard.slice/hostguard-a.slice/hostguard-turn-a-1.scope\ntyped"
+    assert done.stdout == f"0::/hostguard.slice/hostguard-a.slice/hostguard-turn-a-{first}.scope\ntyped"
 
 
 def test_signals_reach_the_command_itself(holder: subprocess.Popen[str]) -> None:
@@ -74,16 +84,18 @@ def test_signals_reach_the_command_itself(holder: subprocess.Popen[str]) -> None
     assert holder.wait(10) == -signal.SIGINT
 
 
-def test_it_waits_in_one_line_with_messages(host: Guard, start: Runs, holder: subprocess.Popen[str]) -> None:
+def test_it_waits_in_one_line_with_messages(
+    host: Guard, first: int, start: Runs, holder: subprocess.Popen[str]
+) -> None:
     host.cli("send", "@a", "early")
     waiter = start("-v", "--mind", "a", "true", says="held")
     host.cli("send", "@a", "late")
     holder.kill()
     assert waiter.wait(20) == 0
     wait_for(lambda: not host.json("queue")["deliveries"])
-    rows = host.json("queue", "--state", "done")["deliveries"]
+    rows = [row for row in host.json("queue", "--state", "done")["deliveries"] if row["id"] >= first]
     assert [(row["id"], row["kind"]) for row in sorted(rows, key=lambda row: row["started_at"])] == [
-        (1, "run"), (2, "message"), (3, "run"), (4, "message"),
+        (first, "run"), (first + 1, "message"), (first + 2, "run"), (first + 3, "message"),
     ]  # fmt: skip
 
 
@@ -113,35 +125,39 @@ def test_max_wait_ends_with_75(host: Guard, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("holder")
-def test_ctrl_c_while_it_waits_takes_it_out_of_the_line(host: Guard, start: Runs, tmp_path: Path) -> None:
+def test_ctrl_c_while_it_waits_takes_it_out_of_the_line(
+    host: Guard, first: int, start: Runs, tmp_path: Path
+) -> None:
     waiter = start("-v", "--mind", "a", "--", "touch", str(tmp_path / "ran"), says="held")
     waiter.send_signal(signal.SIGINT)
     assert waiter.wait(10) == 130
-    wait_for(lambda: host.json("queue", "2")["state"] == "cancelled")
+    wait_for(lambda: host.json("queue", str(first + 1))["state"] == "cancelled")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.usefixtures("holder")
-def test_a_cancelled_run_says_so(host: Guard, start: Runs, tmp_path: Path) -> None:
+def test_a_cancelled_run_says_so(host: Guard, first: int, start: Runs, tmp_path: Path) -> None:
     waiter = start("-v", "--mind", "a", "--", "touch", str(tmp_path / "ran"), says="held")
-    host.cli("cancel", "2")
+    host.cli("cancel", str(first + 1))
     assert waiter.wait(10) == 1
     assert not (tmp_path / "ran").exists()
 
 
-def test_another_user_runs_as_itself(host: Guard) -> None:
+def test_another_user_runs_as_itself(host: Guard, first: int) -> None:
     Path("/run/hostguard/hostguard.sock").chmod(0o666)  # in place of the group
     done = subprocess.run(
         ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
          "hostguard", "run", "--mind", "a", "--", "sh", "-c", "id -u; tail -1 /proc/self/cgroup"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert done.stdout == "65534\n0::/hostguard.slice/hostguard-a.slice/hostguard-turn-a-1.scope\n", done
+    assert done.stdout == f"65534\n0::/hostguard.slice/hostguard-a.slice/hostguard-turn-a-{first}.scope\n", (
+        done
+    )
 
 
 @pytest.mark.parametrize("how", ["kill", "restart"])
 def test_a_waiting_run_keeps_its_place_while_the_daemon_is_away(
-    host: Guard, start: Runs, holder: subprocess.Popen[str], how: str
+    host: Guard, first: int, start: Runs, holder: subprocess.Popen[str], how: str
 ) -> None:
     waiter = start("-v", "--mind", "a", "--", "tail", "-1", "/proc/self/cgroup", says="held")
     if how == "kill":
@@ -152,8 +168,9 @@ def test_a_waiting_run_keeps_its_place_while_the_daemon_is_away(
     assert waiter.poll() is None
     holder.kill()
     out, err = waiter.communicate(timeout=30)
-    assert (waiter.returncode, out.endswith("/hostguard-turn-a-2.scope\n")) == (0, True), err
-    assert [row["id"] for row in host.json("queue", "--state", "all")["deliveries"]] == [1, 2]
+    assert (waiter.returncode, out.endswith(f"/hostguard-turn-a-{first + 1}.scope\n")) == (0, True), err
+    rows = [row["id"] for row in host.json("queue", "--state", "all")["deliveries"]]
+    assert [row for row in rows if row >= first] == [first, first + 1]
 
 
 def test_a_daemon_killed_at_any_moment_lets_nothing_run_outside_a_scope_or_twice(

@@ -10,6 +10,7 @@ from guarded import LONG_S
 from resident_host import ResidentHost
 from scripted_host import ScriptedHost
 
+SHARES_GUARD = True
 NEVER = "would never end"
 SOON_S = 25.0  # far below the 50 s after which a client asks again
 
@@ -35,7 +36,7 @@ def waiting(scripted: ScriptedHost, count: int) -> list[int]:
     """Wait until there are this many rows in all; the rows."""
 
     def rows() -> list[int]:
-        return [row["id"] for row in scripted.get("/v1/deliveries?state=all")["deliveries"]]
+        return [row["id"] for row in scripted.rows()]
 
     wait_for(lambda: len(rows()) == count, LONG_S)
     time.sleep(1)  # for the sender to begin its wait
@@ -45,7 +46,7 @@ def waiting(scripted: ScriptedHost, count: int) -> list[int]:
 def all_done(scripted: ScriptedHost) -> None:
     """What was sent is delivered, whether its sender waited or not."""
     wait_for(lambda: not scripted.get("/v1/deliveries")["deliveries"], LONG_S)
-    rows = scripted.get("/v1/deliveries?state=all")["deliveries"]
+    rows = scripted.rows()
     assert {row["state"] for row in rows} == {"done"}, rows
 
 
@@ -138,7 +139,7 @@ def test_a_run_in_a_turn_is_refused_at_once(scripted: ScriptedHost) -> None:
     assert "accepted" not in text
     assert text.endswith("exit 1\n")
     scripted.done(mine)
-    [row] = scripted.get("/v1/deliveries?state=cancelled")["deliveries"]
+    [row] = scripted.rows("cancelled")
     assert row["result"]["reason"] in text
     assert not (scripted.folder / "ran").exists()
 

@@ -68,7 +68,7 @@ class Follower(threading.Thread):
 
     def _sample(self) -> None:
         folder = Path("/sys/fs/cgroup/hostguard.slice")
-        while not self._ended.wait(0.01):
+        while not self._ended.wait(0.02):
             live = 0
             for file in folder.glob("hostguard-*.slice/hostguard-turn-*.scope/cgroup.events"):
                 with contextlib.suppress(OSError):  # it ended just now
