@@ -231,5 +231,5 @@ def wait_for(happened: Callable[[], object], seconds: float = 10) -> None:
     while not happened():
         answered = time.monotonic()
         assert answered < began + seconds, "it did not happen"
-        time.sleep(min(max(0.02, 3 * (answered - asked), (answered - began) / 20), 0.5))
+        time.sleep(min(max(0.02, 3 * (answered - asked), (answered - began) / 20), 0.25))
         asked = time.monotonic()

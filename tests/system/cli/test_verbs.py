@@ -11,6 +11,7 @@ from guard import ROOT, run, systemctl, wait_for
 from guarded import LONG_S
 from resident_host import ResidentHost
 
+SHARES_GUARD = True
 README = (ROOT / "README.md").read_text()
 
 

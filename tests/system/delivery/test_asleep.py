@@ -15,6 +15,8 @@ from times import HOUR, journal, now, settings
 
 from hostguard.telemetry.events import Event
 
+SHARES_GUARD = True
+
 
 def mind_state(host: ResidentHost) -> Any:
     [found] = [one for one in host.get("/v1/minds")["minds"] if one["name"] == "m"]

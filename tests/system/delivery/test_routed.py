@@ -12,6 +12,7 @@ from guarded import LONG_S
 from minds import OneMind
 from resident_host import ResidentHost
 
+SHARES_GUARD = True
 BATCH = {"debounce": 0.5, "maxWait": 30, "triggers": ["urgent"]}
 
 

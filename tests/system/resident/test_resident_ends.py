@@ -213,7 +213,7 @@ def test_a_done_that_was_answered_is_never_forgotten(host: ResidentHost) -> None
 
 @pytest.mark.parametrize("how", ["killed", "restarted"])
 def test_a_done_that_is_told_while_the_guard_is_away_waits_for_it(host: ResidentHost, how: str) -> None:
-    mind = host.one(work=1)
+    mind = host.one(work=3 if how == "killed" else 1)
     row = host.send("m", "x")
     host.in_turn(row)
     if how == "killed":
