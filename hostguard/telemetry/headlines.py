@@ -60,6 +60,8 @@ def hold_text(hold: Any, mind: str) -> str:
 def _turn(unit: str) -> str:
     """A turn's scope as "turn ID", which ends its name (see units.py); another unit unchanged."""
     ours, _, turn = unit.removesuffix(".scope").rpartition("-")
+    if ours.startswith("hostguard-outside-"):
+        return f"outside-{turn}, what a turn left outside"
     return f"turn {turn}" if ours.startswith("hostguard-turn-") else unit
 
 

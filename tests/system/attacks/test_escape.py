@@ -23,10 +23,25 @@ TURN = """import json, os, sys
 os.environ["XDG_RUNTIME_DIR"] = f"/run/user/{os.getuid()}"
 os.execv("/bin/sh", ["sh", "-c", json.load(sys.stdin)["content"]])
 """
+# The same as a resident mind's server: in a process of its own for each message.
+SERVER = """import http.server, json, subprocess
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        subprocess.Popen(["/bin/sh", "-c", message["content"]])
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 4111), Handler).serve_forever()
+"""
 CONFIG = f"""
 [minds.eve]
 command = ["/usr/bin/python3", "{HOME}/turn.py"]
 user = "{EVE}"
+[minds.server]
+url = "http://127.0.0.1:4111"
+unit = "eves-server.service"
+user = "{EVE}"
+idle_end = "2s"
 """
 MANAGER = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
 
@@ -50,7 +65,7 @@ class Attacked(GuardedHost):
     def stub(self) -> int:
         """The process that keeps the slot of the only turn."""
         [turn] = self.turns()
-        folder = cgroup.ROOT / "hostguard.slice/hostguard-eve.slice" / turn["unit"]
+        folder = cgroup.ROOT / f"hostguard.slice/hostguard-{turn['mind']}.slice" / turn["unit"]
         [pid] = [pid for pid in cgroup.pids(folder) if Path(f"/proc/{pid}").stat().st_uid in (0, HOLDER)]
         return pid
 
@@ -76,6 +91,7 @@ def go() -> None:
 def host(_installed: None) -> Iterator[Attacked]:
     run("useradd", "--create-home", "--groups=hostguard", "--shell=/bin/sh", EVE)
     (HOME / "turn.py").write_text(TURN)
+    (HOME / "server.py").write_text(SERVER)
     JOB.write_text(f"echo $$ >{HOME}/said; touch {HOME}/up; {WAIT}\n")
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{HOME}/key")
     run("install", "-D", "-m", "600", f"{HOME}/key.pub", f"{HOME}/.ssh/authorized_keys")
@@ -199,18 +215,23 @@ def test_what_is_left_outside_is_reported_and_keeps_the_slot_until_it_ends(host:
     slot = left_outside(host, script.replace("@ATTACH@", host.attach("$$")))
     pid = (HOME / "said").read_text().strip()
     assert f" ({pid}) in {place}" in slot["description"]
+    [event] = [event for event in host.all_events() if event.get("turn") == slot["id"]]
+    assert pid in event["pids"].split()
     waiting = host.held()
-    assert (
-        f"what a turn left outside of its scope, {slot['id']}, keeps it"
-        in host.guard.cli("why", str(waiting)).stdout
-    )
+    go()
+    host.done(waiting)
+
+
+def test_an_operator_sees_it_and_the_next_guard_knows_it(host: Attacked) -> None:
+    slot = left_outside(host, WAYS["systemd-run"][0])
+    waiting = host.held()
+    why = host.guard.cli("why", str(waiting)).stdout
+    assert f"what a turn left outside of its scope, {slot['id']}, keeps it" in why
     said = f"eve: {slot['description']} keep a slot until they end: hostguard stop {slot['id']} frees it"
     assert said in host.guard.cli("status", check=False).stdout
     assert "in_turn, 1 outside" in host.guard.cli("minds").stdout
-    [event] = [event for event in host.all_events() if event.get("turn") == slot["id"]]
-    assert pid in event["pids"].split()
     assert host.guard.journal(f"HOSTGUARD_TURN={slot['id']}", "MESSAGE_ID=6b0e4d2f0a5c4b7c9d1f3a8e52c70426")
-    host.kill()  # the next guard knows of it, too
+    host.kill()
     assert [turn["id"] for turn in host.turns()] == [slot["id"]]
     assert host.row(waiting)["state"] == "queued"
     go()
@@ -240,6 +261,25 @@ def test_a_job_that_starts_after_the_turn_is_found(host: Attacked) -> None:
     run("crontab", "-r", "-u", EVE)
     go()
     wait_for(lambda: not host.turns())
+
+
+def test_a_resident_minds_session_that_leaves_keeps_the_slot_of_its_turn(host: Attacked) -> None:
+    """What returns to the server's own unit does not."""
+    run("systemd-run", "--quiet", f"--uid={EVE}", "--unit=eves-server", "python3", f"{HOME}/server.py")
+    try:
+        row = host.send("@server", f"sleep 61 & sleep 0.5; {host.attach('$$')}; . {JOB}")
+        wait_for((HOME / "up").exists, 30)
+        pid, stub = int((HOME / "said").read_text()), host.stub()
+        assert outside(pid)
+        for attack in (host.attach(str(stub)), f"kill -KILL {stub}", f"kill -STOP {stub}"):
+            assert as_user(EVE, "sh", "-c", attack).returncode != 0
+        host.done(row)
+        wait_for(lambda: [turn["state"] for turn in host.turns()] == ["outside"], 30)
+        assert host.turns()[0]["description"].endswith(f": sh ({pid}) in user@{host.uid}.service")
+        go()
+        wait_for(lambda: not host.turns())
+    finally:
+        systemctl("stop", "eves-server")
 
 
 def test_what_others_start_as_the_minds_user_is_no_turns(host: Attacked) -> None:

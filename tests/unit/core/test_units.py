@@ -4,7 +4,15 @@ import pytest
 from dbus_next import Variant
 
 from hostguard.core.model import Limits
-from hostguard.core.units import scope_properties, spawner_properties, unit_of_cgroup
+from hostguard.core.units import (
+    outside_id,
+    outside_unit,
+    parse_turn_unit,
+    scope_properties,
+    spawner_properties,
+    turn_unit,
+    unit_of_cgroup,
+)
 
 CGROUPS = [
     ("/system.slice/x.service", "", ("x.service", "")),
@@ -35,6 +43,13 @@ CGROUPS = [
 @pytest.mark.parametrize(("cgroup", "root", "unit"), CGROUPS)
 def test_unit_of_cgroup(cgroup, root, unit):
     assert unit_of_cgroup(cgroup, root) == unit
+
+
+@pytest.mark.parametrize("mind", ["m", "a-b", "a:b.c", "ä", "outside-00000000"])
+def test_the_scope_of_what_is_outside(mind):
+    unit = outside_unit(mind, "0123abcd")
+    assert (outside_id(unit), parse_turn_unit(unit)) == ("outside-0123abcd", None)
+    assert outside_id(turn_unit(mind, "7")) is None
 
 
 ALWAYS = {
