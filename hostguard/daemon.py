@@ -18,14 +18,13 @@ from hostguard.api.http import Budget
 from hostguard.api.metrics import Metrics
 from hostguard.api.minds import Minds
 from hostguard.api.pressure import Pressure
-from hostguard.api.report import Reports
 from hostguard.api.schedules import Schedules
 from hostguard.api.server import LOCAL, Server, listen
 from hostguard.api.standby import Standby, Stopped, claim, obstacle
 from hostguard.api.turns import Turns
 from hostguard.api.views import Views
 from hostguard.api.volute import Endpoint
-from hostguard.api.web import Pages, WebEndpoint
+from hostguard.api.web import Pages, Reports, WebEndpoint
 from hostguard.config.load import load_on_host
 from hostguard.core import paths, signals
 from hostguard.core.clock import Clock

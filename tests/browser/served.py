@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from statuses import hold, mind, status, turn
 
-from hostguard.api import report
 from hostguard.api.http import Budget
 from hostguard.api.volute import token_hash
-from hostguard.api.web import Pages, WebEndpoint
+from hostguard.api.web import Pages, Reports, WebEndpoint
 from hostguard.core.clock import now_ms
 from hostguard.core.model import Config
 from hostguard.gate.policy import Policy
@@ -51,7 +50,7 @@ class Served:
         self.control: Any = (
             SimpleNamespace()
         )  # for what the pages can do: a test has it done by something else
-        self.reports = report.Reports(self.queue, self.history, self._status)
+        self.reports = Reports(self.queue, self.history, self._status)
         self.port = 0
 
     def fill(self, turns: int) -> None:

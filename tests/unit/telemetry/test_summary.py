@@ -11,7 +11,7 @@ from reports import DAY, HOUR, MINUTE, ended, made
 from statuses import NOW, status, turn
 from until import until
 
-from hostguard.api import report as api_report
+from hostguard.api import web as api_report
 from hostguard.core.clock import now_ms
 from hostguard.store.writer import Unavailable
 from hostguard.telemetry.summary import SERIES, STEPS_MAX, WIDTHS, begin_of, make, quantile, width_of
