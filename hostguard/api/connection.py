@@ -6,9 +6,9 @@ import asyncio
 import logging
 import select
 import socket
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import h11
 
 from hostguard.api.http import Seldom, problem
+from hostguard.api.places import Fair, Limits, Place, Places
 from hostguard.core.errors import Problem, bad_request
 from hostguard.core.tasks import Tasks
 
@@ -28,57 +29,94 @@ HEAD_MAX = READ_MAX = UNREAD_MAX = 16 << 10
 HEADERS_MAX = 100  # each takes ten times its bytes
 DISCARD_MAX = 8 << 20  # bytes of a refused body that are read and dropped, so that the client sees the answer
 REST_S = 1.0  # seconds that it may take for the rest, on a connection for one request
+KEEP = "hostguard.keep"  # in an ASGI scope: what to call once the request has shown a token
+READS = (b"GET", b"HEAD")  # requests that change nothing, so that they can be broken off
 _READ = memoryview(bytearray(READ_MAX))  # for all connections: nothing else runs until it was used
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What clients of one server may take. Times are in seconds; None: any time."""
-
-    connections: int
-    head_s: float | None  # from the connection until the first request's head is complete
-    idle_s: float  # from an answer until the next head is complete; 0: one request a connection
-    stall_s: float | None  # how long a client may take nothing of an answer
-
-
 class Connection(asyncio.BufferedProtocol):
-    """Passes the requests of one client to the app, one after another."""
+    """Passes the requests of one client to the app, one after another.
+
+    It has no transport until the client sends something: so those who send nothing cost little time.
+    """
 
     def __init__(
         self,
         app: Any,
         limits: Limits,
-        client_of: Callable[[asyncio.BaseTransport], Address | None],
-        open_: set[Connection],
+        sock: socket.socket,
+        client: Address,
+        places: Places[Connection],
+        fair: Fair,
         tasks: Tasks,
         malformed: Seldom,
     ) -> None:
-        self._app, self._limits, self._client_of = app, limits, client_of
-        self._open, self._tasks, self._malformed = open_, tasks, malformed
+        self.place = Place(self)
+        self.client = client
+        self._app, self._limits, self._sock, self._malformed = app, limits, sock, malformed
+        self._places, self._fair, self._tasks = places, fair, tasks
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._late: asyncio.TimerHandle | None = None
+        self._handed = self._served = False  # it gets a transport; it has one
+        self._left = False  # the client sends no more
+        self._lost = False  # and takes no more
+        self._refused = False  # nothing that it sends is of use
+        self._busy = self._answered = self._ending = self._ousted = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wait(self) -> None:
+        """Serve the client as soon as it sends something."""
+        self._loop.add_reader(self._sock.fileno(), self._first)
+        if self._limits.head_s is not None:
+            self._late = self._loop.call_later(self._limits.head_s, self._shut)
+
+    def _first(self) -> None:
+        try:
+            sent = self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = b""
+        if sent:
+            self._forget()
+            self._task = self._tasks.start(self._begin())
+        else:
+            self._shut()
+
+    async def _begin(self) -> None:
+        await self._fair.wait(self.place.owner)
+        self._handed = True
+        await self._loop.connect_accepted_socket(lambda: self, self._sock)
+        await self._serve()
+
+    def _forget(self) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        if self._late is not None:
+            self._late.cancel()
+
+    def _shut(self) -> None:
+        """Close a connection without a transport."""
+        self._forget()
+        self._cancel()
+        self._places.leave(self.place)
+        self._sock.close()
+
+    # -- for asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has a transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._served = transport, True
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
         self._unread = 0  # bytes that h11 may still hold
         self._news = asyncio.Event()  # data came, or the client left
         self._writable = asyncio.Event()
         self._writable.set()
-        self._left = False  # the client sends no more
-        self._lost = False  # and takes no more
-        self._refused = False  # nothing that it sends is of use
-        self._busy = self._ending = False
         self._method = b""
-
-    # -- for asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Serve the client, unless it may not connect or there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._open.add(self)
-        self._client = self._client_of(transport)
-        if self._client is None or len(self._open) > self._limits.connections:
+        transport.set_write_buffer_limits(0)
+        if self._ousted:
             transport.abort()
-        else:
-            transport.set_write_buffer_limits(0)
-            self._tasks.start(self._serve())
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to read to."""
@@ -98,14 +136,17 @@ class Connection(asyncio.BufferedProtocol):
         """The client sends no more, but may still read."""
         self._left = True
         self._news.set()
+        if self._gone():
+            self._break_off()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wake up whatever waits for the client."""
-        self._open.discard(self)
+        self._places.leave(self.place)
         self._left = self._lost = True
         self._news.set()
         self._writable.set()
+        self._break_off()
 
     def pause_writing(self) -> None:
         """The client is slow to read."""
@@ -120,16 +161,61 @@ class Connection(asyncio.BufferedProtocol):
     def end(self) -> None:
         """Close the connection after the request that is being answered."""
         self._ending = True
-        if not self._busy:
+        if self._served and not self._busy:
             self._transport.close()
+        elif not self._handed:
+            self._shut()
+
+    def oust(self, answer: bytes) -> None:
+        """Close at once: it has no place. `answer` says so to a client of whose request nothing was done."""
+        self._ousted = True
+        if not self._served:
+            with suppress(OSError):
+                self._sock.send(answer)
+            if not self._handed:
+                self._shut()
+            return
+        http = self._http
+        if http.our_state is h11.IDLE:
+            told = not self._answered or bool(http.trailing_data[0])
+        else:
+            told = http.our_state is h11.SEND_RESPONSE and http.their_state is h11.SEND_BODY
+        if told and not self._lost:
+            self._transport.write(answer)
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
+        self._left = self._lost = True
+        self._news.set()
+        self._writable.set()
+        if self._busy:
+            self._break_off()
+        else:
+            self._cancel()
+
+    def _break_off(self) -> None:
+        """End a request that only reads, before its answer begins: there is nobody to read that."""
+        if self._busy and self._method in READS and self._http.our_state is h11.SEND_RESPONSE:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     async def _serve(self) -> None:
         try:
             wait = self._limits.head_s
+            if wait is not None:
+                wait -= self._loop.time() - self._began
             while (request := await self._head(wait)) is not None and not self._gone():
+                await self._fair.wait(self.place.owner)
                 self._busy = True
+                self._places.busy(self.place)
                 await self._answer(request)
-                self._busy = False
+                self._busy, self._answered = False, True
+                self._places.idle(self.place)
                 if self._ending or not await self._next_cycle():
                     break
                 wait = self._limits.idle_s
@@ -150,8 +236,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _not_http(self) -> None:
         # Without h11's text: it quotes what was sent, perhaps a part of a message.
-        assert self._client is not None
-        host, number = self._client
+        host, number = self.client
         who = f"a process (pid {number}, {host})" if host.startswith("uid=") else f"{host} port {number}"
         self._malformed.warn(f"{who} sent what is not HTTP/1.1")
 
@@ -174,13 +259,12 @@ class Connection(asyncio.BufferedProtocol):
         Its request may have waited for the guard's start, and it said since that nothing was done. How a TCP
         client closed is not known: the report of a mind counts in any case.
         """
-        sock = self._transport.get_extra_info("socket")
-        if sock.family != socket.AF_UNIX:
+        if self._sock.family != socket.AF_UNIX:
             return False
         if self._lost:
             return True
         closed = select.poll()
-        closed.register(sock, 0)  # POLLHUP is always reported
+        closed.register(self._sock, 0)  # POLLHUP is always reported
         return bool(closed.poll(0))
 
     async def _head(self, wait: float | None) -> h11.Request | None:
@@ -218,7 +302,8 @@ class Connection(asyncio.BufferedProtocol):
             "query_string": query,
             "root_path": "",
             "headers": list(request.headers),
-            "client": self._client,
+            "client": self.client,
+            KEEP: partial(self._places.keep, self.place),
         }
         try:
             await self._app(scope, self._receive, self._send)
@@ -238,6 +323,8 @@ class Connection(asyncio.BufferedProtocol):
         return event
 
     def _next_event(self) -> Any:
+        if self._ousted:
+            return h11.ConnectionClosed()
         try:
             return self._http.next_event()
         except ValueError:  # from int(), which takes no Content-Length of more than 4300 digits

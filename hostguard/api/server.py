@@ -16,15 +16,19 @@ import logging
 import os
 import socket
 import struct
+from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
-from hostguard.api.connection import Address, Connection, Limits
-from hostguard.api.http import Seldom
-from hostguard.core.errors import not_allowed
+from hostguard.api.connection import KEEP, Address, Connection
+from hostguard.api.http import Seldom, problem
+from hostguard.api.places import Fair, Limits, Places
+from hostguard.core.errors import Problem, not_allowed, unavailable
 from hostguard.core.tasks import Tasks
+from hostguard.linux.sock_diag import SockDiag, questions
 from hostguard.linux.sockets import described, holders, listening_at
 from hostguard.systemd.notify import Notifier
 
@@ -33,14 +37,17 @@ log = logging.getLogger(__name__)
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
 SOCKET_UNIT = "hostguard.socket"
-BACKLOG = 128
+# Who connects waits there until it is accepted. If it is full, a TCP client is heard a second later.
+BACKLOG = 1024
+AT_ONCE = 32  # are accepted in one turn of the loop: the requests of those before them are read first
+ACCEPT_AGAIN_S = 1.0  # after the host had no more descriptors, or no memory
 RETRY_S = 5.0  # after an address that could not be had
 # Of the 1024 descriptors that a service has by default the rest is for turns, which must start and end.
 # A caller may be slow: it runs on the host whose disk stalls.
 LOCAL = Limits(connections=600, head_s=60, idle_s=5, stall_s=None)
 # On loopback a whole request comes at once: longer, and somebody only holds the connection.
-# More connections than wait in the backlog, which all come at once when the guard is back.
-LOOPBACK = Limits(connections=2 * BACKLOG, head_s=5, idle_s=0, stall_s=30)
+LOOPBACK = Limits(connections=256, head_s=5, idle_s=0, stall_s=30)
+TASKS_PART = 2  # so many times as many connections may be worked for: some are closed before that ends
 
 
 class Server:
@@ -48,39 +55,106 @@ class Server:
 
     def __init__(self, app: Any, limits: Limits) -> None:
         self._app, self._limits = app, limits
-        self._connections: set[Connection] = set()
+        self._places: Places[Connection] = Places(limits.connections)
+        self._fair = Fair()
         self._tasks = Tasks()
-        self._malformed = Seldom(log)
-        self._listening: asyncio.Server | None = None
+        self._malformed, self._full = Seldom(log), Seldom(log)
+        self._sock: socket.socket | None = None
+        self._own: Any = None  # its address
+        self._diag: SockDiag | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on this socket, which `end` closes."""
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self.connection, sock=sock, backlog=BACKLOG)
-
-    def connection(self) -> Connection:
-        """What serves one client."""
-        return Connection(self._app, self._limits, client_of, self._connections, self._tasks, self._malformed)
+        if sock.family != socket.AF_UNIX:
+            try:
+                self._diag = await asyncio.to_thread(SockDiag, passed_netlink() or questions(), sock)
+            except OSError as error:
+                log.warning("connections are not shared by user, as their users are not known: %s", error)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+        self._sock, self._own = sock, sock.getsockname()
+        self._listen()
 
     def end(self) -> None:
         """Take no more requests. Those that are being answered go on."""
-        if self._listening is not None:
-            self._listening.close()
-        for connection in [*self._connections]:
-            connection.end()
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            self._sock.close()
+            self._sock = None
+        if self._diag is not None:
+            self._diag.close()
+            self._diag = None
+        for place in self._places:
+            place.holder.end()
+
+    def _listen(self) -> None:
+        if self._sock is not None:
+            asyncio.get_running_loop().add_reader(self._sock, self._accept, self._sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptors or no memory: it stays readable
+                self._full.warn(f"cannot accept connections: {error.strerror}")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(ACCEPT_AGAIN_S, self._listen)
+                return
+            client = client_of(sock, address)
+            if client is None:
+                sock.close()
+            else:
+                self._enter(sock, client)
+
+    def _enter(self, sock: socket.socket, client: Address) -> None:
+        """Give a client a place, and tell whoever has none."""
+        sock.setblocking(False)
+        new = Connection(
+            self._app, self._limits, sock, client, self._places, self._fair, self._tasks, self._malformed
+        )
+        place, places, own = new.place, self._places, self._own
+        if isinstance(own, str):
+            place.owner = int(client[0].removeprefix("uid="))
+            place.first = place.owner == 0
+        elif self._diag is not None and places.scarce:
+            place.owner = self._diag.owner(client, own[:2])
+            for other in places.unknown():
+                places.know(other, self._diag.owner(other.holder.client, own[:2]))
+        overdue = len(self._tasks) >= TASKS_PART * self._limits.connections and not place.first
+        loser = place if overdue else places.take(place)
+        if loser is not None:
+            whose = "" if loser.owner is None else f"; uid {loser.owner} has {places.of(loser.owner)} of them"
+            where = f"port {own[1]}" if isinstance(own, tuple) else own
+            self._full.warn(f"all {self._limits.connections} connections to {where} are taken{whose}")
+            loser.holder.oust(REFUSED if loser is place else OUSTED)
+        if loser is not place:
+            new.wait()
 
 
-def client_of(transport: asyncio.BaseTransport) -> Address | None:
+def _raw(error: Problem) -> bytes:
+    """The answer for a Problem, as bytes, before any request was read."""
+    answer = problem(error)
+    head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode(), b"connection: close"]
+    return b"\r\n".join([*head, *map(b": ".join, answer.raw_headers), b"", answer.body])
+
+
+_ALL_TAKEN = "all connections are taken; nothing was done"
+OUSTED = _raw(unavailable(f"{_ALL_TAKEN}: send the request again, at once and as a whole", retry_after=1))
+REFUSED = _raw(unavailable(f"{_ALL_TAKEN}: close some of your user, or try again", retry_after=1))
+
+
+def client_of(sock: socket.socket, address: Any) -> Address | None:
     """Who is at the other end, in place of ASGI's client address; None if it may not connect.
 
     A unix socket has no address, and ASGI no place for credentials (SO_PEERCRED): ("uid=<uid>", pid).
     """
-    sock = transport.get_extra_info("socket")
-    if sock.family == socket.AF_UNIX:
+    if not isinstance(address, tuple):
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"uid={uid}", pid
-    peer = transport.get_extra_info("peername")  # None: it left already
-    return peer[:2] if peer is not None and is_loopback(peer[0]) else None
+    return address[:2] if is_loopback(address[0]) else None
 
 
 def peer(request: Request) -> tuple[int, int]:
@@ -91,6 +165,12 @@ def peer(request: Request) -> tuple[int, int]:
     return client.port, int(client.host.removeprefix("uid="))
 
 
+def token_shown(request: Request) -> None:
+    """The request has shown a valid token, so its connection keeps its place until it is answered."""
+    request.scope.get(KEEP, int)()
+
+
+@lru_cache(maxsize=16)
 def is_loopback(address: str) -> bool:
     """True if an IP address is of this host only."""
     return ipaddress.ip_address(address).is_loopback
@@ -110,6 +190,14 @@ def handed_over(name: str) -> socket.socket | None:
     fd = FIRST_FD + names.index(name)
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)
+
+
+def passed_netlink() -> socket.socket | None:
+    """The socket of netlink(7) that systemd gave us at our start: the sandbox lets the guard make none."""
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    if not activated() or names.count(SOCKET_UNIT) < 2:
+        return None
+    return socket.socket(fileno=os.dup(FIRST_FD + names.index(SOCKET_UNIT) + 1))
 
 
 def listen(path: Path) -> socket.socket:

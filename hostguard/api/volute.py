@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 
 from hostguard.api.app import make_app
 from hostguard.api.http import Budget, Seldom, bearer, body_max, has_left, json_object, on
-from hostguard.api.server import Listener
+from hostguard.api.server import Listener, token_shown
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unknown
 from hostguard.core.model import Config
@@ -131,6 +131,7 @@ class Endpoint(Listener):
         if not known:
             detail = "unknown token: hostguard mind token NAME makes a new one"
             raise self._refused(name, unauthorized(detail))
+        token_shown(request)
         if name not in minds:
             raise unknown("mind", name, "see [minds] in the configuration")
         return name if name in known else known[0], name

@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from hostguard.api.app import make_app
 from hostguard.api.http import Budget, bearer, on, problem
-from hostguard.api.server import Listener
+from hostguard.api.server import Listener, token_shown
 from hostguard.api.volute import token_hash
 from hostguard.core.clock import now_ms
 from hostguard.core.errors import bad_request, not_allowed, unauthorized
@@ -152,6 +152,7 @@ def check_token(request: Request, policy: Policy) -> None:
     token = bearer(request)
     if not token or not hmac.compare_digest(token_hash(token), wanted):
         raise unauthorized("this is not web.token")
+    token_shown(request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,7 @@ def request(
     head = [f"{method} {path}{_query(params)} HTTP/1.1", *map(": ".join, fields.items()), "", ""]
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.settimeout(CONNECT_S)
-            connection.connect(str(paths.SOCKET))
+            _connect(connection)
         except OSError as error:
             raise _unreachable(error) from None
         connection.settimeout(ACCEPT_S)
@@ -130,6 +129,24 @@ def request(
             if not 200 <= answer.status < 300:
                 raise problem(answer.status, b"".join(answer.chunks()), answer.headers.get("retry-after"))
             yield answer
+
+
+def _connect(connection: socket.socket) -> None:
+    """Connect to the daemon, in at most CONNECT_S. Raises OSError."""
+    connection.setblocking(False)
+    try:
+        connection.connect(str(paths.SOCKET))
+        return
+    except BlockingIOError:  # many connect: the kernel has those wait in turn who block
+        from struct import pack
+    connection.setblocking(True)
+    limit = pack("ll", *divmod(int(CONNECT_S * 1_000_000), 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    try:
+        connection.connect(str(paths.SOCKET))
+    except BlockingIOError as error:
+        text = f"too many connect at the same time, so that this could not within {CONNECT_S:g} s"
+        raise TimeoutError(error.errno, text) from None
 
 
 def _send(connection: socket.socket, request: bytes, read_s: float | None) -> None:

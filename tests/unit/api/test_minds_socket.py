@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
 
 import httpx
 import pytest
-from minds_endpoint import TOKENS, on_host
+from minds_endpoint import TOKENS, Host, on_host
 from until import until
 
 from hostguard.api import server, volute
@@ -49,39 +51,88 @@ def test_it_listens_on_loopback_only():
 
 
 def test_a_peer_that_is_not_of_this_host_is_refused():
-    class Outside(asyncio.Transport):
-        aborted = False
-
-        def get_extra_info(self, name, default=None):
-            return {"peername": peer, "socket": sock}[name]
-
-        def abort(self):
-            self.aborted = True
-
     with socket.socket() as sock:
-        for peer in (("192.0.2.1", 5000), None):  # noqa: B007
-            outside = Outside()
-            server.Server(None, server.LOOPBACK).connection().connection_made(outside)
-            assert outside.aborted
+        assert server.client_of(sock, ("192.0.2.1", 5000)) is None
+        assert server.client_of(sock, ("127.0.0.2", 5000)) == ("127.0.0.2", 5000)
 
 
-def test_who_only_holds_connections_cannot_keep_minds_out():
+class Client:
+    """A connection of a user, as the kernel sees it."""
+
+    def __init__(self, host: Host, uid: int = 0) -> None:
+        self.sock = socket.socket()
+        os.fchown(self.sock.fileno(), uid, uid)
+        self.sock.setblocking(False)
+        self._address = "127.0.0.1", host.port
+
+    async def connect(self, sent: bytes = b"") -> Client:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self.sock, self._address)
+        await loop.sock_sendall(self.sock, sent)
+        return self
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        found = b""
+        try:
+            while part := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 65536), 10):
+                found += part
+        except ConnectionResetError:  # it was closed before all that was sent had been read
+            pass
+        self.sock.close()
+        return found
+
+
+SLOW = (
+    f"POST /api/minds/ann/message HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKENS['ann']}\r\n".encode()
+)
+SLOW += b"Content-Length: 2\r\n\r\n{"
+
+
+def test_who_only_holds_connections_cannot_keep_minds_out(caplog):
     async def work(host):
-        async def connect():
-            return await asyncio.open_connection("127.0.0.1", host.port)
-
         began = asyncio.get_running_loop().time()
-        held = [await connect() for _ in range(server.LOOPBACK.connections)]
-        for i, (_, writer) in enumerate(held):
-            writer.write(b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nX-Slow:"[: i % 50])
-        reader, over = await connect()
-        assert await asyncio.wait_for(reader.read(), 5) == b""  # one more than is allowed is closed at once
-        over.close()
-        for reader, writer in held:
-            assert await asyncio.wait_for(reader.read(), server.LOOPBACK.head_s + 5) == b""
-            writer.close()
-        assert asyncio.get_running_loop().time() - began < server.LOOPBACK.head_s + 5
+        heads = b"POST /api/minds/ann/events HTTP/1.1\r\nHost: x\r\nX-Slow:"
+        held = [await Client(host, 1003).connect(heads[: i % 50]) for i in range(server.LOOPBACK.connections)]
+        for _ in range(20):
+            assert await host.event({"type": "x"}) == 200
+            held.append(await Client(host, 1003).connect(b"POST"))
+        answers = [await client.rest() for client in held]
+        told = [answer for answer in answers if answer]
+        assert 20 <= len(told) <= 40
+        assert answers == told + [b""] * (
+            len(held) - len(told)
+        )  # the oldest first, the others when the time is over
+        head, _, body = told[0].partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert json.loads(body)["code"] == "unavailable"
+        assert asyncio.get_running_loop().time() - began < server.LOOPBACK.head_s + 20
         assert await host.event({"type": "x"}) == 200
+
+    on_host(work)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"all {server.LOOPBACK.connections} connections to port" in said
+    assert f"; uid 1003 has {server.LOOPBACK.connections - 1} of them" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives sockets to other users")
+def test_a_request_with_a_token_keeps_its_place_and_the_rest_is_shared_by_user():
+    async def work(host):
+        most = server.LOOPBACK.connections
+        slow = [await Client(host, 1001).connect(SLOW) for _ in range(most)]
+        idle = [await Client(host, 5000 + number).connect() for number in range(most)]  # each of another user
+        assert await host.event({"type": "x"}) == 200
+        loop = asyncio.get_running_loop()
+        answered = []
+        for client in slow:
+            try:
+                await loop.sock_sendall(client.sock, b"}")
+            except OSError:
+                continue
+            answered.append((await client.rest()).startswith(b"HTTP/1.1 400"))  # a message without a content
+        assert sum(answered) == most // 2
+        for client in slow + idle:
+            client.sock.close()
 
     on_host(work)
 

@@ -22,9 +22,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from until import until
 
 from hostguard.api import connection, http
+from hostguard.api import server as server_module
 from hostguard.api.app import make_app
-from hostguard.api.connection import Limits
 from hostguard.api.http import Stream, has_left, json_object, on
+from hostguard.api.places import Limits
 from hostguard.api.server import LOCAL, LOOPBACK, Server, listen, peer
 from hostguard.core.errors import conflict
 
@@ -40,7 +41,7 @@ class Host:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.go_on = asyncio.Event()
-        self.waiting = self.sent = self.ended = self.cut = 0
+        self.waiting = self.sent = self.ended = self.cut = self.broken = 0
         self.pieces: list[Any] = []
         self.app = make_app(http.Budget(), self)
 
@@ -59,7 +60,11 @@ class Host:
     @on("GET", "/wait")
     async def wait(self, request: Request) -> Response:
         self.waiting += 1
-        await self.go_on.wait()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.broken += 1
+            raise
         return PlainTextResponse("at last")
 
     @on("POST", "/count")
@@ -192,19 +197,60 @@ def descriptors() -> Any:
 
 def test_connections_are_bounded_and_a_free_place_is_given_again(tmp_path: Path, descriptors: None) -> None:
     async def work(host: Host) -> None:
-        held = [await host.connect() for _ in range(MANY)]
-        assert (await held[-1].ask()).status == 200
+        fresh, begun, used = [await host.connect() for _ in range(3)]
+        begun.writer.write(GET[:9])
+        await used.ask()
+        held = [await host.connect() for _ in range(MANY - 3)]
+        wait = b"GET /wait HTTP/1.1\r\nHost: h\r\n\r\n"
+        for number, oldest in enumerate((fresh, begun, used)):
+            newest = await host.connect()
+            newest.writer.write(wait)
+            await until(lambda: host.waiting == number + 1)  # noqa: B023
+            if oldest is not used:  # which has its answer
+                told = await oldest.answer()
+                assert (told.status, told.code, told.headers["retry-after"]) == (503, "unavailable", "1")
+            assert await oldest.rest() == b""
+            oldest.close()
+            held.append(newest)
+        for client in held[:-3]:
+            client.writer.write(wait)
+        await until(lambda: host.waiting == MANY)
         one_more = await host.connect()
+        assert (await one_more.answer()).status == 503
         assert await one_more.rest() == b""
         one_more.close()
-        held.pop().close()
-        await asyncio.sleep(0.1)
+        held.pop(0).close()
+        await until(lambda: host.broken == 1)
         held.append(await host.connect())
         assert (await held[-1].ask()).status == 200
         for client in held:
-            client.close()
+            client.writer.transport.abort()
+        await until(lambda: host.broken == MANY)
 
     on_host(tmp_path, work)
+
+
+def test_without_descriptors_it_accepts_again_a_little_later(
+    tmp_path: Path, descriptors: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "ACCEPT_AGAIN_S", 0.05)
+
+    async def work(host: Host) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            before = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, before[1]))
+            client.connect(str(host.path))
+            await until(lambda: caplog.records)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, GET)
+            assert b"200 OK" in await asyncio.wait_for(loop.sock_recv(client, 1000), 10)
+
+    on_host(tmp_path, work)
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot accept connections: Too many open files"
+    ]
 
 
 @pytest.mark.parametrize("pause", [None, 0.05])

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
 from standin import ROOT, StandIn, row
+
+from hostguard.cli import client
+from hostguard.core import paths
 
 
 def test_a_missing_daemon_is_told_with_the_mend(away: StandIn) -> None:
@@ -35,6 +43,30 @@ def test_a_stale_socket_is_a_missing_daemon(away: StandIn) -> None:
     socketserver.UnixStreamServer(str(away.folder / "hostguard.sock"), BaseHTTPRequestHandler).server_close()
     done = away.run("minds")
     assert (done.returncode, done.stderr.count("systemctl start hostguard")) == (3, 1)
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_where_many_connect_it_waits_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    monkeypatch.setattr(paths, "SOCKET", tmp_path / "sock")
+    monkeypatch.setattr(client, "CONNECT_S", 30.0 if accepts else 0.2)
+    with ExitStack() as stack:
+        listening, first, waits, mine = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4))
+        listening.bind(str(paths.SOCKET))
+        listening.listen(0)
+        first.connect(str(paths.SOCKET))
+        waits.setblocking(False)
+        assert waits.connect_ex(str(paths.SOCKET)) == errno.EAGAIN
+        if not accepts:
+            with pytest.raises(TimeoutError, match="too many connect at the same time"):
+                client._connect(mine)
+            return
+        with ThreadPoolExecutor() as pool:
+            connecting = pool.submit(client._connect, mine)
+            assert not wait([connecting], timeout=0.1).done
+            stack.enter_context(listening.accept()[0])
+            connecting.result(timeout=30)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root hands the file to another user")
