@@ -28,8 +28,7 @@ from hostguard.api.http import Seldom, problem
 from hostguard.api.places import Fair, Limits, Places
 from hostguard.core.errors import Problem, not_allowed, unavailable
 from hostguard.core.tasks import Tasks
-from hostguard.linux.sock_diag import SockDiag, questions
-from hostguard.linux.sockets import described, holders, listening_at
+from hostguard.linux.sockets import SockDiag, described, holders, listening_at, questions
 from hostguard.systemd.notify import Notifier
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hostguard.linux.sock_diag import SockDiag, questions
+from hostguard.linux.sockets import SockDiag, questions
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root gives sockets to other users")
 
