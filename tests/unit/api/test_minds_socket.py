@@ -22,7 +22,7 @@ def test_it_is_off_until_configured_and_follows_the_configuration():
             await host.event({"type": "x"})
         with socket.create_server(("127.0.0.1", host.port)):
             await host.endpoint.reload(host.config.events_listen)
-            assert f"port {host.port}: Address already in use" in str(host.endpoint.problem)
+            assert f"port {host.port}: it is taken by user" in str(host.endpoint.problem)
         await host.endpoint.reload(None)
         assert host.endpoint.problem is None
         await host.endpoint.reload(host.config.events_listen)
