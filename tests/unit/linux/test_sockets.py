@@ -133,6 +133,24 @@ def test_who_accepts_counts_and_not_who_listens():
         assert described(held, [other.pid]).startswith(f"user nobody (pid {other.pid} in ")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_the_kernel_lets_no_other_user_share_a_port():
+    program = (
+        "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
+        "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind((sys.argv[1], int(sys.argv[2]))); s.listen()"
+    )
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
+        port = str(server.getsockname()[1])
+        for host, user, shared in (
+            ("127.0.0.1", 0, True),
+            ("127.0.0.1", 65534, False),
+            ("0.0.0.0", 65534, False),
+        ):
+            argv = [sys.executable, "-S", "-c", program, host, port]
+            done = subprocess.run(argv, user=user, group=user, capture_output=True, text=True)
+            assert (done.returncode == 0) is shared, done.stderr
+
+
 def test_more_processes_than_are_named():
     assert described(Socket(4_000_000_000, 1), [os.getpid()] * 5).endswith(" and 2 more)")
     assert described(Socket(4_000_000_000, 1), [GONE]) == "user 4000000000"

@@ -55,7 +55,7 @@ def ports(host: Host) -> Check:
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     return warning(
         f"neither unit nor user is set: {', '.join(unknown[:SHOWN])}{more}",
-        "Whoever listens on the port of such a mind while it is down gets its messages.",
+        "While such a mind is down, any process that listens on its port gets its messages.",
         "# in the configuration, under [minds.NAME]: set unit or user, the one that runs its server",
         "hostguard reload",
     )
