@@ -72,20 +72,24 @@ http.server.HTTPServer(("127.0.0.1", 4141), Mind).serve_forever()
 """
 
 
+SOCKET = "/run/hostguard/hostguard.sock"
+POST = ["curl", "-sN", "--max-time", "30", "--unix-socket", SOCKET, "-d"]  # then a body, and a URL
+YEARLY = {"cron": "0 0 1 1 *"}
+
+
 class Host(GuardedHost):
     """A guard with a mind of mallory's."""
 
     def mallory(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as mallory."""
         become = ["setpriv", "--reuid=mallory", "--regid=mallory", "--init-groups", "--reset-env"]
-        return subprocess.run(
-            [*become, "hostguard", *args], capture_output=True, text=True, timeout=120, check=False
-        )
+        return subprocess.run([*become, *args], capture_output=True, text=True, timeout=120, check=False)
 
-    def add(self, name: str, mind: str, *when: str) -> None:
+    def add(self, name: str, mind: str, **when: object) -> None:
         """Have mallory add a script that says as whom it ran."""
-        script = f"id -un >>{SAID}/{name}"
-        done = self.mallory("schedule", "add", name, f"@{mind}", *when, "--script", script)
-        assert done.returncode == 0, done
+        body = {"name": name, "mind": mind, "script": f"id -un >>{SAID}/{name}"} | (when or YEARLY)
+        done = self.mallory(*POST, json.dumps(body), "http://h/v1/schedules")
+        assert json.loads(done.stdout).get("name") == name, done
 
     def run_now(self, name: str) -> int:
         """Run a schedule now; its row."""
@@ -95,7 +99,7 @@ class Host(GuardedHost):
     def give_mind_to(self, user: str) -> None:
         """Root changes the mind's user."""
         self.guard.configure(configuration(user))
-        self.guard.reload()
+        self.post("/v1/reload")
 
     def says(self, mind: str, to: str, key: str | None = None, **body: object) -> int:
         """The status of a mind's message to the endpoint, as its token has it."""
@@ -106,7 +110,7 @@ class Host(GuardedHost):
 
     def held(self, name: str) -> str | None:
         """Why `schedule list` says that a schedule does not run."""
-        listed = self.guard.json("schedule", "list")["schedules"]
+        listed = self.get("/v1/schedules")["schedules"]
         found: str | None = next(one["held"] for one in listed if one["name"] == name)
         return found
 
@@ -120,7 +124,6 @@ class Host(GuardedHost):
             "HOSTGUARD_TYPE=dead", f"HOSTGUARD_DELIVERY={row}"
         ) or self.guard.journal("PRIORITY=3", f"HOSTGUARD_DELIVERY={row}")
         assert f"{row} is refused: it was authorised for uid {uid}" in told["MESSAGE"]
-        assert str(row) in self.guard.cli("dead", "list").stdout
 
 
 def configuration(user: str) -> str:
@@ -163,19 +166,19 @@ def host(_installed: None) -> Iterator[Host]:
 def test_a_kept_script_does_not_run_as_the_minds_new_user(host: Host) -> None:
     uid = int(run("id", "-u", "mallory").stdout)
     # Before: what runs, runs as mallory, and one row of each sort ends, to be retried later.
-    host.add("ran", "m", "--cron", "0 0 1 1 *")
+    host.add("ran", "m")
     ran = host.run_now("ran")
     own = host.run_now("own")
     line = host.send("@m", "x", channel="#own")
     host.done(ran, own, line)
     assert (said("ran"), said("own"), (SAID / "lines").owner()) == (["mallory"], ["mallory"], "mallory")
     # Rows that were authorised for mallory wait in the queue, and one to fire.
-    host.guard.cli("schedule", "add", "roots", "@m", "--at", "+9h", "--script", "id")
-    host.guard.cli("pause", "m")
+    host.post("/v1/schedules", name="roots", mind="m", script="id", **YEARLY)
+    host.post("/v1/pause", mind="m")
     waits, waiting_line = host.run_now("ran"), host.send("@m", "x", channel="#line")
-    soon = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + SOON_S))
-    host.add("fires", "m", "--at", soon)
-    host.add("control", "plain", "--at", soon)
+    soon = int((time.time() + SOON_S) * 1000)
+    host.add("fires", "m", at=soon)
+    host.add("control", "plain", at=soon)
 
     host.give_mind_to("root")
 
@@ -187,14 +190,19 @@ def test_a_kept_script_does_not_run_as_the_minds_new_user(host: Host) -> None:
     assert "schedule fires: its script is refused" in host.guard.cli("status").stdout
     lines = host.guard.journal("SYSLOG_IDENTIFIER=hostguardd", "PRIORITY=3")
     assert any(f"schedule fires is held: {why}" in one["MESSAGE"] for one in lines)
-    assert "held: its script is refused" in " ".join(host.mallory("schedule", "list").stdout.split())
+    assert "held: its script is refused" in " ".join(
+        host.mallory("hostguard", "schedule", "list").stdout.split()
+    )
     # It neither fires, nor runs now, nor is it tried again: not for root either.
-    for done in (host.mallory("schedule", "run-now", "ran"), host.mallory("retry", str(ran))):
+    for verb in (("schedule", "run-now", "ran"), ("retry", str(ran))):
+        done = host.mallory("hostguard", *verb)
         assert (done.returncode, f"authorised for uid {uid}" in done.stderr) == (1, True), done
-    assert f"{line} is not tried again" in host.guard.cli("retry", str(line), check=False).stderr
+    retried = host.api.post(f"/v1/deliveries/{line}/retry")
+    assert (retried.status_code, f"{line} is not tried again" in retried.text) == (403, True)
     # The rows that waited do not start, and what the routes of mallory say now is not done as root.
-    host.guard.cli("resume", "m")
+    host.post("/v1/resume", mind="m")
     host.refused(waits, uid)
+    assert str(waits) in host.guard.cli("dead", "list").stdout
     host.refused(waiting_line, uid)
     host.refused(host.send("@m", "x", channel="#line"), uid)
     wait_for(lambda: said("control") == ["mallory"], SOON_S + 20)
@@ -216,27 +224,27 @@ def test_a_kept_script_waits_for_no_mind_of_the_same_name(host: Host) -> None:
     """The mind goes away, and comes back as another's; and the guard is restarted in between."""
     uid = int(run("id", "-u", "mallory").stdout)
     host.give_mind_to("mallory")
-    host.add("again", "m", "--cron", "* * * * *")
-    host.guard.cli("pause", "m")
+    host.add("again", "m", cron="* * * * *")
+    host.post("/v1/pause", mind="m")
     row = host.run_now("again")
     before, after = configuration("root").split("[minds.plain]")
     host.guard.configure("[minds.plain]" + after.split("[schedules.own]")[0])
-    host.guard.reload()
+    host.post("/v1/reload")
     host.guard.stop()
     host.guard.configure(f"{before}[minds.plain]{after}")
     host.guard.restart()
     assert (host.held("again") or "").startswith("its script is refused")
-    host.guard.cli("resume", "m")
+    host.post("/v1/resume", mind="m")
     host.refused(row, uid)
     assert said("again") == []
-    host.guard.cli("schedule", "remove", "again")
+    host.api.delete("/v1/schedules/again")
 
 
 def test_what_an_older_hostguard_kept_is_refused(host: Host) -> None:
     """It did not note for whom: neither its schedules nor its rows say."""
     host.give_mind_to("mallory")
-    host.add("old", "m", "--cron", "0 0 1 1 *")
-    host.guard.cli("pause", "m")
+    host.add("old", "m")
+    host.post("/v1/pause", mind="m")
     row = host.run_now("old")
     host.guard.stop()
     with closing(sqlite3.connect(paths.DATABASE)) as db:  # as the migration leaves it
@@ -245,15 +253,32 @@ def test_what_an_older_hostguard_kept_is_refused(host: Host) -> None:
     host.sql("UPDATE settings SET value = json_remove(value, '$.uid') WHERE name = 'schedule.old'")
     host.guard.restart()
     assert "an older hostguard did not note for which user" in (host.held("old") or "")
-    host.guard.cli("resume", "m")
+    host.post("/v1/resume", mind="m")
     (found,) = host.done(row, state="dead")
     assert "an older hostguard did not note for which user" in found["result"]["reason"]
     assert said("old") == []
     # Added again it runs.
-    host.guard.cli("schedule", "remove", "old")
-    host.add("old", "m", "--cron", "0 0 1 1 *")
+    host.api.delete("/v1/schedules/old")
+    host.add("old", "m")
     host.done(host.run_now("old"))
     assert said("old") == ["mallory"]
+
+
+def test_nobody_takes_the_place_of_another_users_run(host: Host) -> None:
+    """Members see its key. While the guard restarts, its caller is away."""
+    body = json.dumps({"mind": "plain", "key": "roots", "argv0": "true"})
+    post = [*POST, body, "http://h/v1/run"]
+    host.post("/v1/pause")
+    with subprocess.Popen(post, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert "held" in waiting.stdout.readline()
+        host.guard.restart()
+    answer = json.loads(host.mallory(*post).stdout)
+    assert (answer["status"], "is the run of uid 0" in answer["detail"]) == (403, True)
+    with subprocess.Popen(post, stdout=subprocess.PIPE, text=True) as again:  # root itself comes back
+        assert again.stdout is not None
+        host.post("/v1/resume")
+        assert any('"start"' in line for line in again.stdout)
 
 
 # -- minds that speak as others
@@ -278,10 +303,10 @@ def test_a_mind_does_not_speak_as_the_guard_or_as_another(host: Host, to: str, b
 
 
 def test_what_a_mind_may_say_it_may(host: Host) -> None:
-    host.guard.cli("pause")
+    host.post("/v1/pause")
     assert host.says("bob", "bob", sender="alice", channel="@alice", instructions="be brief") == 200
     assert host.says("bob", "a", channel="@bob") == 200
-    host.guard.cli("resume")
+    host.post("/v1/resume")
 
 
 def test_two_minds_have_keys_of_their_own(host: Host) -> None:
@@ -309,4 +334,4 @@ def test_a_minds_answer_moves_no_terminal(host: Host) -> None:
     assert told["HOSTGUARD_REASON"].isprintable()
     shown = run("journalctl", "--output=cat", "--all", f"HOSTGUARD_DELIVERY={row}").stdout
     assert all(line.isprintable() for line in shown.splitlines())
-    host.guard.cli("cancel", str(row))
+    host.post(f"/v1/deliveries/{row}/cancel")
