@@ -17,7 +17,7 @@ from card_image import Stored, stored
 from machine import Machine
 from searches import sized
 
-CUTS = sized(20)
+CUTS = sized(10)
 LOOKS = 2  # between two cuts
 RECORDS = (8, 50)  # between a start and a cut: from the first messages on, up to some ten turns
 SEED = int(os.environ.get("HOSTGUARD_TESTS_SEED") or random.SystemRandom().randrange(1_000_000))
