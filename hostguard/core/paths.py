@@ -33,6 +33,7 @@ FROZEN, TIGHTENED = RUNTIME / "frozen.json", RUNTIME / "tightened.json"  # press
 MIND_USERS = RUNTIME / "users"  # config/users.py; packaging/polkit reads it
 CONFINED = STATE / "confined"  # config/users.py; packaging/pam-configs reads it
 WENT_DOWN = STATE / "went-down"  # gate/shutdown.py
+WENT_DOWN_TURNS = STATE / "went-down-turns"  # copies of TURNS, by hostguard-shutdown.service
 PRESSURE = RUNTIME / "pressure.json"  # pressure/saved_state.py
 DATABASE = STATE / "queue.db"
 

@@ -4,16 +4,22 @@ An orderly way down stops the guard first, then hostguard-shutdown.service, then
 a mark on the disk, and so does the guard if it can, also when no unit is stopped (`systemctl --force`). What
 ended after the mark was ended by the host: it runs again, and no attempt is counted. Without a mark the power
 failed, or the kernel did. The exit records of turns end with a boot, but for a soft reboot, which keeps /run.
+The service copies them first, since turns go on, and may end, while the guard is being stopped.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 
 from hostguard.core import paths
 from hostguard.core.outcome import Record
+from hostguard.core.paths import record_path
 
+OUTPUT = b"\noutput\n"  # of a record, see turns/exit_record.py
+TICKS = re.compile(rb"^(started|ended) \d+$", re.MULTILINE)
 log = logging.getLogger(__name__)
 
 
@@ -38,9 +44,28 @@ def mark_time() -> float | None:
         return None
 
 
+def bring_back_records() -> None:
+    """Put the exit records that the shutdown left beside those of this boot. Blocks. Failures are logged.
+
+    Their ticks are those of another boot, and are left out. Records of /run, after a soft reboot, are newer.
+    """
+    try:
+        for left in paths.WENT_DOWN_TURNS.iterdir() if paths.WENT_DOWN_TURNS.is_dir() else ():
+            here = record_path(left.name)
+            if not here.exists():
+                head, *output = left.read_bytes().partition(OUTPUT)
+                here.touch(0o600)
+                here.write_bytes(b"".join((TICKS.sub(rb"\1", head), *output)))
+                os.utime(here, ns=(left.stat().st_atime_ns, left.stat().st_mtime_ns))
+    except OSError as error:
+        log.error("%s cannot be read: %s; turns that ended then run again", paths.WENT_DOWN_TURNS, error)
+
+
 def forget_mark() -> None:
     """Remove the mark: what it says of turns is in the queue now. Blocks. Logged if that is impossible."""
     try:
+        if paths.WENT_DOWN_TURNS.exists():
+            shutil.rmtree(paths.WENT_DOWN_TURNS)
         paths.WENT_DOWN.unlink(missing_ok=True)
     except OSError as error:
         again = "turns that end while the guard is down may run again until you remove it"

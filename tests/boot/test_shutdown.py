@@ -185,6 +185,24 @@ def test_a_reboot_while_the_guard_does_not_answer(turns: Turns, state: str) -> N
     turns.all_run_again()
 
 
+def test_a_turn_that_ended_before_without_a_guard_has_ended(turns: Turns) -> None:
+    """The records of their ends are in /run, which ends with the boot."""
+    host = turns.host
+    host.sh("systemctl stop hostguard.service hostguard.socket")
+    (host.keep / "go").touch()
+    live = "systemctl list-units --plain --no-legend 'hostguard-turn-*.scope' | grep -E 'plain|polite|deaf'"
+    host.wait_for(lambda: host.ask(live).returncode == 1)
+    host.ask("systemctl reboot")
+    assert host.wait_off() == REBOOTED
+    host.boot()
+    for id_ in turns.running:
+        row = host.row(id_, 60)
+        assert (row["state"], row["attempts"], row["result"]["exit"]) == ("done", 0, 0), row
+    starts = Counter(int(row) for what, row, _ in host.logged() if what == "start")
+    assert [starts[row] for row in turns.running] == [1, 1, 1]
+    assert not (host.keep.parent / "state/went-down-turns").exists()
+
+
 def test_a_forced_reboot_without_a_guard_is_as_a_power_failure(turns: Turns) -> None:
     host = turns.host
     host.sh("systemctl stop hostguard.service hostguard.socket")

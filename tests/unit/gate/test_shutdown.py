@@ -8,7 +8,7 @@ import pytest
 
 from hostguard.core import paths
 from hostguard.core.outcome import Record
-from hostguard.gate.shutdown import cut_short, forget_mark, leave_mark, mark_time
+from hostguard.gate.shutdown import bring_back_records, cut_short, forget_mark, leave_mark, mark_time
 
 RAN, EXITED, DIED = Record(True), Record(True, exit=0), Record(True, signal=15)
 NEVER_BEGAN = Record(not_started="no such file")
@@ -59,3 +59,23 @@ def test_a_mark_that_cannot_be_removed_is_reported(tmp_path, monkeypatch, caplog
     monkeypatch.setattr(paths, "WENT_DOWN", tmp_path)
     forget_mark()
     assert f"{tmp_path} cannot be removed: " in caplog.text
+
+
+def test_records_that_the_shutdown_left_are_brought_back_without_their_ticks(tmp_path, monkeypatch):
+    left, here = tmp_path / "went-down-turns", tmp_path / "turns"
+    monkeypatch.setattr(paths, "WENT_DOWN", tmp_path / "went-down")
+    monkeypatch.setattr(paths, "WENT_DOWN_TURNS", left)
+    monkeypatch.setattr(paths, "TURNS", here)
+    here.mkdir()
+    bring_back_records()  # a shutdown by force left none
+    left.mkdir()
+    (left / "1").write_text("started 5\nended 9\nexit 0\noutput\nstarted 7\n")
+    os.utime(left / "1", (70, 70))
+    (left / "2").write_text("started 5\n")
+    (here / "2").write_text("started 5\nexit 3\n")  # a soft reboot
+    bring_back_records()
+    assert (here / "1").read_text() == "started\nended\nexit 0\noutput\nstarted 7\n"
+    assert (here / "1").stat().st_mtime == 70
+    assert (here / "2").read_text() == "started 5\nexit 3\n"
+    forget_mark()
+    assert not left.exists()
