@@ -67,7 +67,7 @@ class Metrics:
     _status: Callable[[], Mapping[str, Any]]
     _shown: Collection[str] = field(default=(), init=False)
 
-    @on("GET", "/metrics")
+    @on("GET", "/metrics", reads=True)
     async def _get(self, request: Request) -> Response:
         try:
             library = await asyncio.wait_for(asyncio.to_thread(import_module, LIBRARY), ANSWER_S)

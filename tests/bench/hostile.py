@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import tempfile
 import threading
 import time
@@ -66,6 +67,8 @@ def main() -> None:
 
     common.run("groupadd", "--force", "--system", "hostguard")
     with common.Daemon(config(), Path(tempfile.mkdtemp(dir=common.DISK)) / "state") as daemon:
+        shutil.chown(common.SOCKET, group="hostguard")  # as its unit has it, which is not installed here
+        Path(common.SOCKET).chmod(0o660)
         before = common.status_number(daemon.pid, "VmHWM")
         asking = threading.Thread(target=ask)
         asking.start()
