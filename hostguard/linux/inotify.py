@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Of linux/inotify.h.
+ATTRIB = 0x4  # the rights of the folder or an entry, among others
 CLOSE_WRITE = 0x8
 ENTRIES = 0x40 | 0x80 | 0x100 | 0x200  # an entry was moved from, moved to, created, deleted
 OVERFLOW = 0x4000  # events were lost
 IGNORED = 0x8000  # the folder is gone, or no longer watched
-_ONLYDIR = 0x0100_0000
-_MASK_ADD = 0x2000_0000  # in addition to what is watched there
+FLAGS = 0x0100_0000 | 0x2000_0000  # of each watch: only a folder, and in addition to what is watched there
 _EVENT = struct.Struct("iIII")
 _READ = 64 << 10  # bytes
 
@@ -37,13 +37,14 @@ class Change:
 class Inotify:
     """An inotify instance; `fd` is readable when something changed. Raises OSError if there are too many."""
 
-    def __init__(self) -> None:
-        self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), None)
+    def __init__(self, fd: int | None = None) -> None:
+        """`fd`: an instance that another process made."""
+        self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), None) if fd is None else fd
 
     def watch(self, folder: str, mask: int) -> int:
         """Watch a folder and return the number of the watch. Blocks on the disk. Raises OSError."""
-        flags = mask | _ONLYDIR | _MASK_ADD
-        return _checked(_libc.inotify_add_watch(self.fd, os.fsencode(folder), ctypes.c_uint32(flags)), folder)
+        flags = ctypes.c_uint32(mask | FLAGS)
+        return _checked(_libc.inotify_add_watch(self.fd, os.fsencode(folder), flags), folder)
 
     def unwatch(self, watch: int) -> None:
         """End a watch, if it still exists."""

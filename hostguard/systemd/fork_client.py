@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import select
+import signal
 import socket
 import sys
 from collections import deque
@@ -35,6 +36,7 @@ STUB = Path(__file__).with_name("fork_server.py")
 READY = 2  # waiting stubs: as many turns as a small host starts at once
 HELD_MAX = 64  # processes for which one stub waits, as in fork_server.py
 TAKE_S = 10.0  # a fork takes 1 ms; after this long the host cannot start processes
+ANSWER_MAX = 128 << 10  # bytes: each entry of a path that is watched, at most twice
 
 
 class Stub:
@@ -78,6 +80,33 @@ class Stub:
         """
         with self._channel:
             socket.send_fds(self._channel, [b"h"], processes)
+
+    async def look(self, spec: dict[str, Any], content: int, inotify: int | None) -> tuple[bytes, list[int]]:
+        """Let it look at a file as a user: its answer, b"" if it was killed, and descriptors. Raises OSError.
+
+        It writes the file to the descriptor `content`.
+        """
+        given = _memory("spec", json.dumps(spec).encode())
+        try:
+            more = [] if inotify is None else [inotify]
+            socket.send_fds(self._channel, [b"l"], [given, content, *more])
+        finally:
+            os.close(given)
+        loop, answered = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._channel, answered.set)
+        try:
+            await answered.wait()
+        finally:
+            loop.remove_reader(self._channel)
+        answer, fds, _, _ = socket.recv_fds(self._channel, ANSWER_MAX, 1)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return answer, fds
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def dismiss(self) -> None:
         """Let it exit without running anything."""

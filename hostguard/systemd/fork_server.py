@@ -10,10 +10,15 @@ turns.exit_record.parse_record reads the record.
 
 A stub that waits keeps its scope alive, and the turn's slot taken, wherever the turn's own processes go. It
 has a user of its own: no mind may move, stop or kill it.
+
+A stub can also look at a mind's file as the mind's user, for systemd/file_reader.py. It runs none of the
+mind's code, and no other process of that user can trace it, since it was root.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import json
 import math
@@ -21,7 +26,10 @@ import os
 import select
 import signal
 import socket
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 # The user and group of stubs, without a name. Neither Debian nor systemd gives this number to anybody: it is
@@ -33,6 +41,8 @@ TAIL_S = 0.5  # for the end of a pipe that children of the command keep open
 # May be sent to all processes of a turn: the stub ignores them, to record how the command ended.
 OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(control: socket.socket) -> None:
@@ -56,6 +66,8 @@ def stub(channel: socket.socket) -> NoReturn:
         os.setsid()
         channel.send(str(os.getpid()).encode())
         word, fds, _, _ = socket.recv_fds(channel, 1, FDS_MAX)
+        if word == b"l" and len(fds) in (2, 3):
+            look(channel, *fds)
         channel.close()
         for fd in fds:
             os.set_inheritable(fd, False)  # recv_fds ignores MSG_CMSG_CLOEXEC
@@ -198,10 +210,95 @@ def _outlive() -> None:
 
 def _gain_no_privileges() -> None:
     """For the rest of its life, a program with setuid, setgid or file capabilities is as any other."""
-    import ctypes  # which takes 1 MB, and only a sandbox needs
-
-    if ctypes.CDLL(None, use_errno=True).prctl(NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+    if _libc.prctl(NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
         raise OSError(ctypes.get_errno(), "no sandbox")
+
+
+# -- a mind's file
+
+
+def look(channel: socket.socket, spec_fd: int, content: int, inotify: int | None = None) -> None:
+    """As the mind's user, watch the folders on the way to a file, copy it to `content`, and report.
+
+    Whatever the file is (a FIFO, a link to anywhere, on a FUSE that never answers), nobody but this process
+    waits for it, and that ends after `seconds`. Without an `inotify` the user's own is made and sent along.
+    """
+    with open(spec_fd, "rb") as given:
+        spec = json.load(given)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(spec["seconds"])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    _become(spec["uid"], spec["gid"], spec["groups"])
+    new: list[int] = []
+    seen: dict[str, Any] = {
+        "watches": [],
+        "blind": None,
+        "errno": 0,
+        "fault": None,
+        "stamp": None,
+        "owner": 0,
+    }
+    if inotify is None:
+        inotify = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if inotify >= 0:
+            new = [inotify]
+        else:
+            seen["blind"] = [ctypes.get_errno(), None]
+    if inotify >= 0:  # first, so that a change after the reading is seen
+        seen |= _watch(inotify, spec)
+    try:
+        seen |= _read(spec, content)
+    except OSError as error:
+        seen["errno"] = error.errno
+    socket.send_fds(channel, [json.dumps(seen).encode()], new)
+
+
+def _read(spec: dict[str, Any], content: int) -> dict[str, Any]:
+    """Copy the file, unless it is as it was. Raises OSError."""
+    fd = os.open(spec["path"], os.O_PATH | os.O_CLOEXEC)  # opens nothing, and cannot be swapped any more
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        return {"fault": "is not a regular file"}
+    stamp = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+    found = {"stamp": stamp, "owner": info.st_uid}
+    if stamp == spec["stamp"]:
+        return found
+    # O_NONBLOCK: another process may have a lease on it.
+    source = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    left = spec["most"] + 1
+    while left > 0 and (part := os.read(source, min(left, 1 << 16))):
+        os.write(content, part)
+        left -= len(part)
+    return found | {"fault": None if left > 0 else f"is larger than {spec['most']} bytes"}
+
+
+def _watch(inotify: int, spec: dict[str, Any]) -> dict[str, Any]:
+    """Watch all folders on the path to the file, from the root on, and on the path that its links lead to."""
+    watches: list[tuple[int, str]] = []
+    ways = {spec["path"]: None}
+    with suppress(OSError):  # a link in /proc that the user may not follow
+        ways[os.path.realpath(spec["path"])] = None
+    for way in ways:
+        for folder, entry, last in _way(way):
+            mask = spec["last_mask"] if last else spec["mask"]
+            watch = _libc.inotify_add_watch(inotify, os.fsencode(folder), ctypes.c_uint32(mask))
+            if watch >= 0:
+                watches.append((watch, entry))
+                continue
+            code = ctypes.get_errno()
+            if code in (errno.ENOENT, errno.ENOTDIR):
+                break  # the folder above reports when it appears
+            if last or code != errno.EACCES:  # a folder of root may be one to pass through only
+                return {"watches": watches, "blind": [code, folder]}
+    return {"watches": watches}
+
+
+def _way(path: str) -> Iterator[tuple[str, str, bool]]:
+    """(folder, its entry on the path, whether that is the file) from the root on."""
+    entries = [entry for entry in path.split("/") if entry]
+    for number, entry in enumerate(entries):
+        yield "/" + "/".join(entries[:number]), entry, number == len(entries) - 1
 
 
 def account(files: dict[str, str]) -> str:

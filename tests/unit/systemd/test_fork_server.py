@@ -3,44 +3,23 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from forking import Server
 
 from hostguard.core import units
 from hostguard.linux import cgroup
-from hostguard.systemd.fork_client import STUB, ForkClient, Stub
+from hostguard.systemd.fork_client import ForkClient
 from hostguard.systemd.fork_server import HOLDER
 from hostguard.turns import exit_record
 from hostguard.turns.drivers import exec_driver as command
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="a stub becomes another user")
-
-
-class Server:
-    """The fork server, and its stubs."""
-
-    def __init__(self):
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen([sys.executable, "-I", "-S", str(STUB)], stdin=theirs)
-
-    def stub(self):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            socket.send_fds(self.control, [b"f"], [theirs.fileno()])
-        return Stub(int(ours.recv(32)), ours)
-
-    def end(self):
-        """As when the guard is killed."""
-        self.control.close()
-        assert self.process.wait(10) == 0
 
 
 @pytest.fixture
