@@ -64,6 +64,7 @@ from hostguard.store.settings import SettingsStore
 from hostguard.store.slow_check import check_slowly
 from hostguard.store.writer import Queue, Unavailable
 from hostguard.systemd.client import Systemd
+from hostguard.systemd.file_reader import FileReader
 from hostguard.systemd.fork_client import ForkClient
 from hostguard.systemd.journal import Journal, take_over
 from hostguard.systemd.notify import Notifier
@@ -104,6 +105,7 @@ class Parts:
         mind_died, mind_woken = Signal[signals.MindDied](), Signal[signals.MindWoken]()
         turn_thawed, slice_throttled = Signal[signals.TurnThawed](), Signal[signals.SliceThrottled]()
         unit_started, routes_changed = Signal[signals.UnitStarted](), Signal[signals.RoutesChanged]()
+        routes_read = Signal[signals.RoutesRead]()
         self.redrive, self.session_changed = redrive, session_changed
         self.pumped, self.processes_moved = Signal[signals.Pumped](), Signal[signals.ProcessesMoved]()
 
@@ -129,11 +131,13 @@ class Parts:
         self.monitor = Monitor(
             live, systemd, policy, events, self.recorder, freezer, throttle, redrive, clock
         )
+        self.routes = RouteFiles(policy, FileReader(forks), routes_changed, routes_read)
         self.gate = gate = Gate(
-            policy, live, scopes, queue, self.monitor, self.availability, run_clients, backlog, clock
-        )
+            policy, live, scopes, queue, self.monitor, self.availability, run_clients, backlog, self.routes,
+            clock,
+        )  # fmt: skip
         self.waits = waits = Waits(policy, live, backlog)
-        self.rows, self.routes = BacklogRows(backlog, gate, redrive, clock), RouteFiles(routes_changed)
+        self.rows = BacklogRows(backlog, gate, redrive, clock)
         self.broken_minds = BrokenMinds(policy, redrive)
         adoption = Adoption(systemd, scopes.cgroup, mind_died, self.processes_moved)
         self.outside = Outside(live, scopes, systemd, policy, adoption, waits, events, clock)
@@ -157,8 +161,9 @@ class Parts:
 
         self.batcher = Batcher(policy, live, queue, ledger, waiters, dispatcher, self.accepting, clock)
         self.quarantine = Quarantine(
-            policy, self.routes.get, queue, ledger, waiters, self.batcher, dispatcher, self.accepting
-        )
+            policy, self.routes.get, queue, ledger, waiters, self.batcher, dispatcher, backlog, mind_woken,
+            clock, self.accepting,
+        )  # fmt: skip
         self.held = held = HeldBack(self.batcher, self.quarantine)
         self.acceptor = Acceptor(
             policy, settings, self.routes.get, held, queue, ledger, backlog, run_clients, dispatcher,
@@ -188,6 +193,8 @@ class Parts:
         turn_thawed.subscribe(self.idle_watch.thawed)
         slice_throttled.subscribe(self.readback.slice_throttled)
         routes_changed.subscribe(self.quarantine.routes_changed)
+        routes_read.subscribe(self.quarantine.routes_read)
+        routes_read.subscribe(lambda read: redrive.send(signals.Redrive(read.mind)))
         mind_woken.subscribe(self.sleeper.wake_for_message)
         session_changed.subscribe(self.batcher.session_changed)
         session_changed.subscribe(self.sleeper.session_changed)
@@ -317,13 +324,14 @@ class Daemon:
         parts = self.parts
         if self.queue.notice:
             log.critical("%s", self.queue.notice)
-        await parts.routes.start(config)  # instructions go with what is posted
+        parts.routes.reload()
         await parts.recovery.run()
         await parts.held.start()
         parts.sleeper.start()
         await parts.scheduler.reload()
         parts.monitor.start(self.device)
         parts.dispatcher.open()
+        await parts.routes.loaded()
         server = Server(self.app, LOCAL)
         await server.start(self._standby.listener or listen(paths.SOCKET))
         await self.endpoint.start(config.events_listen)
@@ -364,7 +372,8 @@ class Daemon:
             parts.monitor.use(self.device)
             await self.endpoint.reload(config.events_listen)
             await self.web.reload(config.web_listen)
-            await parts.routes.reload(config)
+            parts.routes.reload()
+            await parts.routes.loaded()
             parts.held.reload()
             await parts.scheduler.reload()
             text = f"configuration read again: {', '.join(config.sources) or 'none'}"

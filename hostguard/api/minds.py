@@ -19,7 +19,7 @@ from hostguard.core.payload import told
 from hostguard.delivery import message as intake
 from hostguard.delivery import routes as routing
 from hostguard.delivery.route_files import RouteFiles
-from hostguard.delivery.routes import Batch, Routed
+from hostguard.delivery.routes import Batch, Routed, Unread
 from hostguard.delivery.sleep import Sleeper
 from hostguard.gate.policy import Policy, known_mind
 from hostguard.store.settings import TOKEN, SettingsStore
@@ -77,7 +77,9 @@ class Minds:
         body = await _body(request, ROUTE_FIELDS)
         message = intake.message({"content": "", **body, "to": f"@{name}"}, config, now_ms())
         routes = self._route_files.get(name)
-        if routes is None:
+        if isinstance(routes, Unread):
+            found = Routed("held", f"it waits until the routes of {name} are known: {routes.why}")
+        elif routes is None:
             session = message.session or MAIN_SESSION
             path = config.minds[name].routes
             why = f"no {path} that can be used" if path else f"no minds.{name}.routes in the configuration"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hostguard.core.clock import Now
-from hostguard.core.model import Fold, Hold, HostView, MindView, Row, Start, Verdict
+from hostguard.core.model import Fold, Hold, HostView, Kind, MindView, Row, Start, Verdict
 from hostguard.core.reasons import Reason
 
 
@@ -16,7 +16,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: Now) -> Verdict:
     if host.stopping:
         return Hold(Reason.SHUTDOWN, "the host is shutting down")
     same_session = [turn for turn in mind.live if turn.session == row.session]
-    if row.kind.delivers and not row.later(now) and mind.down is None:
+    unread = mind.unread or (row.kind is Kind.UNROUTED and f"the routes of {mind.name} were read just now")
+    if row.kind.delivers and not row.later(now) and mind.down is None and not unread:
         for turn in same_session:
             if turn.takes_input:
                 return Fold(turn)
@@ -24,6 +25,8 @@ def decide(host: HostView, mind: MindView, row: Row, now: Now) -> Verdict:
         return Hold(Reason.NOT_DUE, "it is not due yet")
     if mind.broken:
         return Hold(Reason.MIND_BROKEN, mind.broken)
+    if unread:
+        return Hold(Reason.ROUTES_UNREAD, unread)
     if host.paused:
         return Hold(Reason.PAUSED, "the guard is paused")
     if mind.paused:

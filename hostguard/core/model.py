@@ -50,6 +50,8 @@ class Kind(StrEnum):
     RUN = "run"  # the process of a waiting `hostguard run`
     SCRIPT = "script"  # a schedule's script, as the mind's user; what it prints becomes a row
     FILE = "file"  # a route's file, as the mind's user: the message is appended to it
+    # A message, until the routes of its mind are read and give it its place. Not stored: see Delivery.row.
+    UNROUTED = "unrouted"
 
     @property
     def delivers(self) -> bool:
@@ -221,7 +223,8 @@ class Target:
     session: str
     state: State = State.QUEUED  # QUEUED, BATCHING, QUARANTINED or SKIPPED
     kind: Kind = Kind.MESSAGE
-    result: Mapping[str, Any] = field(default_factory=dict)  # of SKIPPED: {"outcome", "reason"}
+    # Of SKIPPED: {"outcome", "reason"}. {"unrouted": whether it wakes the mind}: see Delivery.unrouted.
+    result: Mapping[str, Any] = field(default_factory=dict)
     uid: int | None = None  # as in Delivery
 
 
@@ -259,7 +262,13 @@ class Delivery:
     @property
     def row(self) -> Row:
         """The part that the gate sees."""
-        return Row(*_row_values(self))
+        row = Row(*_row_values(self))
+        return replace(row, kind=Kind.UNROUTED) if self.unrouted else row
+
+    @property
+    def unrouted(self) -> bool:
+        """True until the mind's routes are read. The result says so, and whether it may wake the mind."""
+        return self.state is State.QUEUED and Kind.UNROUTED in self.result
 
 
 class Waited(NamedTuple):
@@ -304,6 +313,7 @@ class MindView:
     live: tuple[LiveTurn, ...] = ()
     down: str | None = None  # why a resident mind takes no connections
     broken: str = ""
+    unread: str = ""  # why its routes could not be read yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,13 @@ class HeldRows(Protocol):
 
 
 class SessionNotes(Protocol):
-    """Knows the instructions that a mind's routes have for a session."""
+    """Knows the instructions that a mind's routes have for a session, once the routes are read."""
 
     def instructions(self, mind: str, session: str) -> str | None:
         """The instructions; None if there are none."""
+
+    def unread(self, mind: str) -> str:
+        """Why the mind's routes could not be read yet, "" if it has none or they were."""
+
+    async def read(self, mind: str) -> None:
+        """Wait until the mind's routes are read, or it has none."""

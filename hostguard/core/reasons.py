@@ -26,6 +26,10 @@ class Reason(StrEnum):
     CALLER_AWAY = "caller_away", ROW, "its hostguard run is not connected"
     UNKNOWN_MIND = "unknown_mind", MIND, "not configured"
     MIND_BROKEN = "mind_broken", MIND, "cannot work here"  # its user, program or sandbox is not there
+    # Nobody knows yet where its messages go.
+    ROUTES_UNREAD = (
+        "routes_unread", MIND, "routes not read yet", "the mind's routes are not known yet: {blocker}"
+    )  # fmt: skip
     SESSION_BUSY = "session_busy", SESSION, "session busy", "its session is busy{behind}"
     MIND_BUSY = "mind_busy", MIND, "mind busy", "the mind is busy, no slot of its own cap is free{behind}"
     GLOBAL_CAP = "global_cap", HOST, "no slot free", "no slot of the global cap is free{behind}"

@@ -76,6 +76,10 @@ class RoutesChanged(_OfMind):
     """A mind's routes.json was read and differs from before."""
 
 
+class RoutesRead(_OfMind):
+    """A mind's routes, or that it has none, are known for the first time."""
+
+
 class MindWoken(_OfMind):
     """A sleeping mind is to be woken for a message."""
 

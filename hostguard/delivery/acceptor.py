@@ -19,7 +19,7 @@ from hostguard.core.tasks import Tasks
 from hostguard.delivery import planner, quarantine_rows
 from hostguard.delivery.held_back import HeldBack
 from hostguard.delivery.message import Message, never_starts
-from hostguard.delivery.routes import Routes
+from hostguard.delivery.routes import Routes, Unread
 from hostguard.gate.backlog import Backlog
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.policy import Policy
@@ -65,7 +65,7 @@ class Acceptor:
 
     _policy: Policy
     _settings: SettingsStore
-    _routes: Callable[[str], Routes | None]
+    _routes: Callable[[str], Routes | Unread | None]
     _held: HeldBack
     _queue: Queue
     _ledger: Ledger

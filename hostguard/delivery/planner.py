@@ -11,7 +11,7 @@ from hostguard.core.names import FILE_SESSION, MAIN_SESSION
 from hostguard.core.payload import told
 from hostguard.delivery import wake_rules
 from hostguard.delivery.message import Message, named
-from hostguard.delivery.routes import Batch, Routes, route
+from hostguard.delivery.routes import Batch, Routes, Unread, route
 
 
 class Plan(NamedTuple):
@@ -21,8 +21,11 @@ class Plan(NamedTuple):
     wake: bool = False
 
 
-def plan(mind: Mind, asleep: bool, routes: Routes | None, message: Message) -> Plan:
-    """Plan a message for one mind. `routes` is None for a mind without a routes.json."""
+def plan(mind: Mind, asleep: bool, routes: Routes | Unread | None, message: Message) -> Plan:
+    """Plan a message for one mind. `routes` is None for a mind without a routes.json.
+
+    If they could not be read yet, the row gets its place once they are, and may wake the mind then.
+    """
     name, payload = mind.name, told(message.payload)
     wake = False
     if asleep:
@@ -34,18 +37,29 @@ def plan(mind: Mind, asleep: bool, routes: Routes | None, message: Message) -> P
     if message.kind is not Kind.MESSAGE or routes is None:
         session = named(message.session or MAIN_SESSION)
         return Plan(Target(name, session, kind=message.kind, uid=message.uid), wake)
+    if isinstance(routes, Unread):
+        session = named(message.session or MAIN_SESSION)
+        return Plan(Target(name, session, result={Kind.UNROUTED: wake}, uid=message.uid))
     target = place(mind, routes, payload)
     if target.state is State.BATCHING and (message.not_before or message.expires_at):
         target = Target(name, target.session)  # a batch has no times of its own
-    return Plan(target, wake and target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers)
+    return Plan(target, wake and wakes(target))
 
 
-def place(mind: Mind, routes: Routes, payload: Mapping[str, Any]) -> Target:
+def wakes(target: Target) -> bool:
+    """True if the row is for the mind itself, so that it may wake it."""
+    return target.state in (State.QUEUED, State.BATCHING) and target.kind.delivers
+
+
+def place(mind: Mind, routes: Routes | None, payload: Mapping[str, Any]) -> Target:
     """The row that the mind's routes make of a message. `payload` has a channel (payload.told).
 
     A line of a file is authorised by the owner of the routes, for himself; by root, for the mind's user.
     """
-    name, routed = mind.name, route(routes, mind.name, payload)
+    name = mind.name
+    if routes is None:
+        return Target(name, named(payload.get("session") or MAIN_SESSION))
+    routed = route(routes, name, payload)
     if routed.action == "filtered":
         return _skipped(name, MAIN_SESSION, "filtered", routed.text)
     if routed.action == "gated":

@@ -1,5 +1,7 @@
 """Rows in quarantine, since no rule of their mind's routes matches yet. Functions of a connection.
 
+And rows of messages that came before the mind's routes could be read at all, until they get their place.
+
 An invite tells the mind of them. Of each channel the newest RELEASED are released; older ones are archived:
 their rows say so, and the mind does not get them.
 """
@@ -13,10 +15,13 @@ from typing import Any, NamedTuple
 from hostguard.core.model import Delivery, Kind, State, Target
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.payload import CHANNEL, SENDER, system_payload, told
+from hostguard.delivery.planner import wakes
 from hostguard.delivery.wake_rules import text_of
 from hostguard.store import deliveries
 from hostguard.store.connection import Connection
 from hostguard.store.deliveries import New
+from hostguard.store.settings import WOKEN
+from hostguard.store.settings import write as write_settings
 
 # Volute's own.
 INVITE_EVERY = 10
@@ -24,10 +29,14 @@ RELEASED = 10
 PREVIEW_MAX = 200  # characters
 # Rows of a mind in quarantine: only RELEASED of a channel will ever go out, so the oldest can go.
 QUARANTINE_MAX = 1_000
+PLACED_AT_ONCE = 100  # rows, each with its payload in memory
 ARCHIVED_AT_ONCE = 500  # a multiple of INVITE_EVERY, so that the invites keep their step
 
 # As the partial index deliveries_kept has it.
 _QUARANTINED = "state IN ('batching', 'gated') AND state = 'gated'"
+
+
+_UNROUTED = "state = 'queued' AND result != '{}' AND json_extract(result, '$.unrouted') IS NOT NULL"
 
 
 class Move(NamedTuple):
@@ -42,6 +51,14 @@ class Moved(NamedTuple):
 
     out: list[tuple[Delivery, bytes]]
     ended: list[int]
+
+
+class Placed(NamedTuple):
+    """What became of unrouted rows: as Moved, and what those bring that are in quarantine now."""
+
+    moved: Moved
+    gated: list[tuple[Delivery, bytes, Quarantined]]
+    woken: bool
 
 
 class Quarantined(NamedTuple):
@@ -130,19 +147,21 @@ def read(db: Connection, mind: str) -> Iterable[tuple[int, bytes]]:
 
 
 def release(
-    mind: str, rows: Iterable[tuple[int, bytes]], place: Callable[[Mapping[str, Any]], Target]
+    mind: str, rows: Iterable[tuple[int, bytes]], place: Callable[[Mapping[str, Any]], Target | None]
 ) -> list[Move]:
-    """The moves, in order of id, of quarantined rows, given the newest first; `place` says where each goes.
+    """The moves, in order of id, of quarantined rows, given the newest first.
 
-    Of each channel RELEASED go where they are placed, and older ones are archived. Rows that stay in
-    quarantine have no move and do not count.
+    `place` says where each goes; None: it stays.
+
+    Of each channel RELEASED go where they are placed, and older ones are archived. Rows that stay
+    have no move and do not count.
     """
     moves: list[Move] = []
     seen: dict[str, int] = {}
     for id_, raw in rows:
         payload = told(json.loads(raw))
         target = place(payload)
-        if target.state is State.QUARANTINED:
+        if target is None:
             continue
         channel = payload["channel"]
         seen[channel] = seen.get(channel, 0) + 1
@@ -152,8 +171,40 @@ def release(
     return moves[::-1]
 
 
-def move(db: Connection, moves: Sequence[Move], now: int) -> Moved:
-    """Carry out the moves, in one transaction. A row that has left quarantine stays as it is."""
+def unrouted_minds(db: Connection) -> set[str]:
+    """Minds with messages that came before their routes could be read. Reads all rows."""
+    return {mind for (mind,) in db.execute(f"SELECT DISTINCT mind FROM deliveries WHERE {_UNROUTED}")}  # noqa: S608
+
+
+def unrouted(db: Connection, mind: str, after: int) -> list[tuple[int, str]]:
+    """(id, session) of the mind's next such messages after this id, in order."""
+    return db.execute(
+        f"SELECT id, session FROM deliveries WHERE {_UNROUTED} AND mind = ? AND id > ? ORDER BY id LIMIT ?",  # noqa: S608
+        (mind, after, PLACED_AT_ONCE),
+    ).fetchall()
+
+
+def give_places(
+    db: Connection, mind: str, ids: Sequence[int], place: Callable[[Mapping[str, Any]], Target], now: int
+) -> Placed:
+    """Give unrouted rows of a mind their places, and wake it for those that were to do so."""
+    found = [row for id_ in ids if (row := deliveries.with_payload(db, id_)) is not None]
+    rows = {row.id: row for row, _ in found if row.unrouted}
+    moves = [Move(row.id, place(told(json.loads(raw)))) for row, raw in found if row.id in rows]
+    moved = move(db, moves, now, State.QUEUED)
+    gated = [
+        (row, raw, quarantine(db, [row], raw, now))
+        for row, raw in moved.out
+        if row.state is State.QUARANTINED
+    ]
+    woken = any(rows[move.id].result[Kind.UNROUTED] and wakes(move.target) for move in moves)
+    if woken:  # a guard that is killed now wakes it at its start
+        write_settings(db, WOKEN.to(mind, True))
+    return Placed(moved, gated, woken)
+
+
+def move(db: Connection, moves: Sequence[Move], now: int, was: State = State.QUARANTINED) -> Moved:
+    """Carry out the moves, in one transaction. A row that has left the state `was` stays as it is."""
     out: list[tuple[Delivery, bytes]] = []
     ended: list[int] = []
     for id_, placed in moves:
@@ -163,7 +214,7 @@ def move(db: Connection, moves: Sequence[Move], now: int) -> Moved:
         final = target.state.final
         moved = db.execute(
             "UPDATE deliveries SET state = ?, session = ?, kind = ?, result = ?, ended_at = ?, uid = ?"
-            " WHERE id = ? AND state = 'gated'",
+            " WHERE id = ? AND state = ?",
             (
                 target.state,
                 target.session,
@@ -172,6 +223,7 @@ def move(db: Connection, moves: Sequence[Move], now: int) -> Moved:
                 now * final,
                 target.uid,
                 id_,
+                was,
             ),
         ).rowcount
         if moved and final:

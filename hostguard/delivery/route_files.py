@@ -1,7 +1,8 @@
-"""The minds' routes.json files: read in a thread, held in memory, read again when they change.
+"""The minds' routes.json files: held in memory, read again when they change, each by itself.
 
 inotify watches every folder on the path to a file, so a file that does not exist yet, one that is replaced
 and a folder that is swapped are all noticed. A mount over a folder is not; a reload reads all files again.
+Until a mind's file is read the first time, its messages wait: they are not those of a mind without routes.
 """
 
 from __future__ import annotations
@@ -9,254 +10,271 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
-import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from hostguard.core.model import Config
-from hostguard.core.signals import RoutesChanged, Signal
+from hostguard.core.model import Mind
+from hostguard.core.ports import Configured
+from hostguard.core.signals import RoutesChanged, RoutesRead, Signal
 from hostguard.core.tasks import Tasks
-from hostguard.delivery.routes import ROUTES_MAX, Routes, instructions, parse_routes
+from hostguard.delivery.routes import ROUTES_MAX, Routes, Unread, instructions, parse_routes
 from hostguard.linux import inotify
 from hostguard.linux.inotify import Inotify
+from hostguard.systemd.file_reader import GONE, Seen, Stamp
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05  # one write of a file makes several changes
-LOAD_S = 10.0  # the guard starts without routes that cannot be read within this
+SHARE, REST_MAX_S = 10, 5.0  # a pause is this many times as long as the work before it, in s at most
+LOAD_S = 0.25  # a start or a reload waits this long for all files together
+AGAIN_S, AGAIN_MAX_S = 5.0, 300.0  # pauses after a fault that may pass; each is twice the one before
 
-Stamp = tuple[int, ...]
-GONE: Stamp = ()  # of a file that does not exist
+
+class Reader(Protocol):
+    """Looks at files as the users of minds: systemd.file_reader.FileReader."""
+
+    async def look(
+        self, mind: Mind, path: str, most: int, stamp: Stamp | None, watch: Inotify | None
+    ) -> tuple[Seen, Inotify | None]:
+        """What is there, and the inotify instance that watches it."""
+
+    def close(self) -> None:
+        """Let go of what is not answered."""
 
 
 @dataclass(eq=False)
 class _File:
-    """One mind's file. `stamp` is that of the version read last, valid or not."""
+    """One mind's file. It is listened to, waits for the timer, or a task looks at it.
+
+    `stamp` is that of the version read last, valid or not. `fault` was logged.
+    """
 
     path: str
+    uid: int
+    found: Routes | Unread | None
+    known: asyncio.Event = field(default_factory=asyncio.Event)  # it is no longer Unread
     stamp: Stamp | None = None
-    routes: Routes | None = None
-    watches: frozenset[tuple[int, str]] = frozenset()  # each with the folder entry that matters
+    watch: Inotify | None = None
+    entries: frozenset[tuple[int, str]] = frozenset()  # each watch with the folder entry that matters
+    due: bool = False
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    rests_until: float = 0  # by the monotonic clock
+    again_s: float = 0
+    fault: str | None = None
     blind: bool = False  # not every folder could be watched, and this was logged
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The result of checking a file. `stamp` None: it has not changed."""
-
-    watches: frozenset[tuple[int, str]]
-    blind: OSError | None = None
-    stamp: Stamp | None = None
-    routes: Routes | None = None
-    fault: str | None = None
-
-
 class RouteFiles:
-    """Routes by mind. `changed` reports each mind whose routes differ from before."""
+    """Routes by mind. `changed` reports each mind whose routes differ, `read` each when it is read first."""
 
-    def __init__(self, changed: Signal[RoutesChanged]) -> None:
-        self._changed = changed
+    def __init__(
+        self, policy: Configured, reader: Reader, changed: Signal[RoutesChanged], read: Signal[RoutesRead]
+    ) -> None:
+        self._policy = policy
+        self._reader = reader
+        self._changed, self._read = changed, read
         self._files: dict[str, _File] = {}
-        self._inotify: Inotify | None = None
-        self._index: dict[tuple[int, str], set[str]] = {}  # (watch, entry) -> minds
-        self._due: set[str] = set()  # minds whose file is to be looked at
         self._tasks = Tasks()
-        self._work: asyncio.Task[None] | None = None
-        self._settling: asyncio.TimerHandle | None = None
+        self._loading: set[asyncio.Task[None]] = set()
+        self._load_until = 0.0
 
-    async def start(self, config: Config) -> None:
-        """Read all files, and watch them; after LOAD_S this goes on in the background."""
-        try:
-            self._inotify = Inotify()
-        except OSError as error:
-            log.warning("changes of routes take effect only at a reload: inotify: %s", error.strerror)
-        else:
-            asyncio.get_running_loop().add_reader(self._inotify.fd, self._on_inotify)
-        await self.reload(config)
-
-    async def reload(self, config: Config) -> None:
-        """Apply a new configuration, and read every file that changed."""
-        wanted = {name: mind.routes for name, mind in config.minds.items() if mind.routes is not None}
+    def reload(self) -> None:
+        """Follow the configuration, and begin to look at every file."""
+        minds = self._policy.config.minds
+        wanted = {name: mind.routes for name, mind in minds.items() if mind.routes is not None}
         for name in self._files.keys() - wanted.keys():
-            if self._files.pop(name).routes is not None:
-                self._changed.send(RoutesChanged(name))
+            file = self._files.pop(name)
+            self._let_go(file)
+            file.known.set()
+            self._report(name, file.found, None)
         for name, path in wanted.items():
-            known = self._files.get(name)
-            if known is None or known.path != path:  # the old routes hold until the new ones are read
-                self._files[name] = _File(path, routes=known.routes if known is not None else None)
-        self._reindex()
-        self._due.update(wanted)
-        work = self._look()
-        await asyncio.wait([work], timeout=LOAD_S)
-        if not work.done():
-            log.warning("the device does not answer: routes are read once it does")
+            known, uid = self._files.get(name), minds[name].uid
+            if known is None:
+                self._files[name] = _File(path, uid, Unread(f"{path} is being read"))
+            elif (known.path, known.uid) != (path, uid):  # the old routes hold until the new ones are read
+                self._let_go(known)
+                self._files[name] = _File(path, uid, known.found, known.known)
+        self._loading = {self._look(name, file) for name, file in self._files.items()}
+        self._load_until = time.monotonic() + LOAD_S
+
+    async def loaded(self) -> None:
+        """Wait until the last `reload` has looked at every file, at most LOAD_S since it began."""
+        if self._loading:
+            await asyncio.wait(self._loading, timeout=max(0.0, self._load_until - time.monotonic()))
+        self._loading = set()
 
     async def close(self) -> None:
-        """Stop watching."""
-        if self._inotify is not None:
-            asyncio.get_running_loop().remove_reader(self._inotify.fd)
-        if self._settling is not None:
-            self._settling.cancel()
-        if self._work is not None:
-            self._work.cancel()
-        if self._inotify is not None and (self._work is None or self._work.done()):
-            self._inotify.close()  # else a thread still uses it, and the process ends soon
+        """Stop watching. What is being read is not waited for."""
+        for file in self._files.values():
+            self._let_go(file)
+        await self._tasks.settled(LOAD_S)
+        self._reader.close()
 
-    def get(self, mind: str) -> Routes | None:
+    # -- questions
+
+    def get(self, mind: str) -> Routes | Unread | None:
         """The mind's routes; None if it has no file of them."""
         file = self._files.get(mind)
-        return file.routes if file is not None else None
+        if file is not None:
+            return file.found
+        config = self._policy.config.minds.get(mind)  # a reload has just brought it
+        return None if config is None or config.routes is None else Unread(f"{config.routes} is being read")
+
+    def unread(self, mind: str) -> str:
+        """Why the mind's routes could not be read yet; "" if they were, or it has none."""
+        found = self.get(mind)
+        return found.why if isinstance(found, Unread) else ""
+
+    async def read(self, mind: str) -> None:
+        """Wait until the mind's routes are read, or it has none."""
+        file = self._files.get(mind)
+        if file is not None and isinstance(file.found, Unread):
+            await file.known.wait()
 
     def instructions(self, mind: str, session: str) -> str | None:
         """The instructions that the mind's routes have for the session; None if there are none."""
         routes = self.get(mind)
-        return instructions(routes, session) if routes is not None else None
+        return instructions(routes, session) if isinstance(routes, Routes) else None
 
     # -- changes
 
-    def _on_inotify(self) -> None:
-        assert self._inotify is not None
-        for change in self._inotify.read():
-            if change.mask & inotify.OVERFLOW:
-                self._due |= self._files.keys()
-            elif change.mask & inotify.IGNORED:
-                self._due.update(*(minds for key, minds in self._index.items() if key[0] == change.watch))
-            else:
-                self._due |= self._index.get((change.watch, change.name), set())
-        if self._due and self._settling is None:
-            self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._look)
+    def _listen(self, name: str, file: _File) -> None:
+        if file.watch is not None:
+            asyncio.get_running_loop().add_reader(file.watch.fd, self._on_change, name, file)
 
-    def _look(self) -> asyncio.Task[None]:
-        self._settling = None
-        if self._work is None or self._work.done():
-            self._work = self._tasks.start(self._look_at_due())
-        return self._work
+    def _look_in(self, seconds: float, name: str, file: _File) -> None:
+        file.timer = asyncio.get_running_loop().call_later(seconds, self._rested, name, file)
 
-    async def _look_at_due(self) -> None:
-        while self._due:
-            due, self._due = self._due, set()
-            files = [(name, file) for name in sorted(due) if (file := self._files.get(name)) is not None]
-            stamps = [(file.path, file.stamp) for _, file in files]
-            looks = await asyncio.to_thread(_look_at, self._inotify, stamps)
-            changed = [
-                name
-                for (name, file), look in zip(files, looks, strict=True)
-                if self._files.get(name) is file and _take_over(name, file, look)
-            ]
-            self._reindex()
-            for name in changed:
-                self._changed.send(RoutesChanged(name))
+    def _rested(self, name: str, file: _File) -> None:
+        if file.due:
+            self._look(name, file)
+        else:
+            self._listen(name, file)
 
-    def _reindex(self) -> None:
-        before = {watch for watch, _ in self._index}
-        self._index = {}
-        for name, file in self._files.items():
-            for key in file.watches:
-                self._index.setdefault(key, set()).add(name)
-        if self._inotify is not None:
-            for watch in before - {watch for watch, _ in self._index}:
-                self._inotify.unwatch(watch)
+    def _interrupt(self, file: _File) -> None:
+        """Neither listen nor wait any more."""
+        if file.watch is not None:
+            asyncio.get_running_loop().remove_reader(file.watch.fd)
+        if file.timer is not None:
+            file.timer.cancel()
+
+    def _let_go(self, file: _File) -> None:
+        self._interrupt(file)
+        if file.task is not None and not file.task.done():
+            file.task.cancel()
+        if file.watch is not None:
+            file.watch.close()
+            file.watch = None
+
+    def _on_change(self, name: str, file: _File) -> None:
+        begun = time.monotonic()
+        assert file.watch is not None
+        watches = {watch for watch, _ in file.entries}
+        for change in file.watch.read():
+            lost = change.mask & inotify.OVERFLOW or (
+                change.mask & inotify.IGNORED and change.watch in watches
+            )
+            file.due |= bool(lost) or (change.watch, change.name) in file.entries
+        # A pause after changes that do not matter, too: a mind may make thousands of them a second.
+        now = time.monotonic()
+        self._interrupt(file)
+        self._look_in(max(SETTLE_S, SHARE * (now - begun), file.rests_until - now), name, file)
+
+    def _look(self, name: str, file: _File) -> asyncio.Task[None]:
+        file.due = True
+        if file.task is None or file.task.done():
+            self._interrupt(file)  # what changes meanwhile stays in the kernel until the watches are known
+            file.task = self._tasks.start(self._look_while_due(name, file))
+        return file.task
+
+    async def _look_while_due(self, name: str, file: _File) -> None:
+        begun = time.monotonic()
+        passing = False
+        while file.due:
+            file.due = False
+            passing = await self._look_once(name, file)
+        now = time.monotonic()
+        file.rests_until = now + min(SHARE * (now - begun), REST_MAX_S)
+        self._listen(name, file)
+        file.again_s = min(2 * file.again_s or AGAIN_S, AGAIN_MAX_S) if passing else 0
+        if passing:
+            file.due = True
+            self._look_in(file.again_s, name, file)
+
+    async def _look_once(self, name: str, file: _File) -> bool:
+        """True if it has a fault that may pass by itself."""
+        mind = self._policy.config.minds.get(name)
+        if mind is None:  # a reload is about to let it go
+            return False
+        seen = Seen(fault=f"cannot be read: {mind.broken}", passing=True)
+        if not mind.broken:
+            seen, file.watch = await self._reader.look(mind, file.path, ROUTES_MAX, file.stamp, file.watch)
+        if seen.watches is not None:
+            self._note_watches(file, seen)
+        routes, fault = None, seen.fault
+        if seen.raw is not None:
+            routes, fault = await asyncio.to_thread(_parsed, seen.raw, seen.owner)
+        if fault is not None:
+            _note_fault(name, file, fault)
+            file.stamp = file.stamp if seen.stamp is None else seen.stamp
+        elif seen.stamp != file.stamp:
+            self._take_over(name, file, seen.stamp, routes)
+        return seen.passing
+
+    def _note_watches(self, file: _File, seen: Seen) -> None:
+        assert seen.watches is not None
+        if file.watch is not None:
+            for watch in {watch for watch, _ in file.entries} - {watch for watch, _ in seen.watches}:
+                file.watch.unwatch(watch)
+        file.entries = seen.watches
+        if seen.blind is not None and seen.fault is None and not file.blind:
+            log.warning("%s: changes take effect only at a reload: %s", file.path, _mend(seen.blind))
+        file.blind = seen.blind is not None and seen.fault is None
+
+    def _take_over(self, name: str, file: _File, stamp: Stamp | None, routes: Routes | None) -> None:
+        if stamp == GONE and file.stamp is None:
+            log.info("%s: the file does not exist yet; %s gets every message until it does", file.path, name)
+        elif routes != file.found:
+            log.info("%s: %s", file.path, "routes are read" if routes is not None else "is gone")
+        before, file.found, file.stamp, file.fault = file.found, routes, stamp, None
+        file.known.set()
+        self._report(name, before, routes)
+
+    def _report(self, name: str, before: Routes | Unread | None, now: Routes | None) -> None:
+        unread = isinstance(before, Unread)
+        if (None if unread else before) != now:
+            self._changed.send(RoutesChanged(name))
+        if unread:
+            self._read.send(RoutesRead(name))
 
 
-def _take_over(mind: str, file: _File, look: _Look) -> bool:
-    """True if the mind's routes changed."""
-    file.watches = look.watches
-    if look.blind is not None and not file.blind:
-        log.warning("%s: changes take effect only at a reload: %s", file.path, _mend(look.blind))
-    file.blind = look.blind is not None
-    if look.stamp is None:
-        return False
-    if file.stamp is None and look.stamp == GONE:
-        log.info("%s: the file does not exist yet; %s gets every message until it does", file.path, mind)
-    file.stamp = look.stamp
-    if look.fault is not None:
-        kept = "the earlier routes stay in effect" if file.routes is not None else f"{mind} has no routes"
-        log.warning("%s: %s; %s", file.path, look.fault, kept)
-        return False
-    if look.routes == file.routes:
-        return False
-    file.routes = look.routes
-    log.info("%s: %s", file.path, "routes are read" if look.routes is not None else "is gone")
-    return True
+def _note_fault(name: str, file: _File, fault: str) -> None:
+    """Log a fault once. Routes that were read before stay in effect."""
+    if isinstance(file.found, Unread):
+        file.found = Unread(f"{file.path}: {fault}")
+    if fault != file.fault:
+        waits = f"{name} gets its messages once it can be used"
+        none = f"{name} still gets every message"
+        kept = "the earlier routes stay in effect" if isinstance(file.found, Routes) else none
+        log.warning("%s: %s; %s", file.path, fault, waits if isinstance(file.found, Unread) else kept)
+    file.fault = fault
 
 
 def _mend(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "there are too many watches: raise fs.inotify.max_user_watches with sysctl"
+    if error.errno == errno.EMFILE:
+        return "its user has too many: raise fs.inotify.max_user_instances with sysctl"
     return f"{error.filename} cannot be watched: {error.strerror}"
 
 
-# -- in a thread: all of this may wait for the disk
-
-
-def _look_at(notifier: Inotify | None, files: Sequence[tuple[str, Stamp | None]]) -> list[_Look]:
-    return [_look_at_one(notifier, path, stamp) for path, stamp in files]
-
-
-def _look_at_one(notifier: Inotify | None, path: str, stamp: Stamp | None) -> _Look:
-    watches, blind = _watch(notifier, path)  # first, so that a change after the reading is seen
+def _parsed(raw: bytes, owner: int) -> tuple[Routes | None, str | None]:
+    """The routes, or what is wrong. In a thread: a large file takes a while."""
     try:
-        found, raw, owner = _read(path, stamp)
-    except (FileNotFoundError, NotADirectoryError):
-        return _Look(watches, blind, GONE)
-    except OSError as error:
-        # Logged once for each kind of fault, as the stamp shows.
-        return _Look(watches, blind, *_fault((error.errno or 0,), stamp, f"cannot be read: {error.strerror}"))
-    except ValueError as error:
-        return _Look(watches, blind, *_fault((-1,), stamp, str(error)))
-    if raw is None:
-        return _Look(watches, blind)
-    try:
-        return _Look(watches, blind, found, replace(parse_routes(raw.decode()), owner=owner))
+        return replace(parse_routes(raw.decode()), owner=owner), None
     except UnicodeDecodeError:
-        return _Look(watches, blind, found, fault="it is not UTF-8")
+        return None, "it is not UTF-8"
     except ValueError as error:
-        return _Look(watches, blind, found, fault=str(error))
-
-
-def _fault(now: Stamp, before: Stamp | None, text: str) -> tuple[Stamp | None, None, str | None]:
-    return (None, None, None) if now == before else (now, None, text)
-
-
-def _read(path: str, stamp: Stamp | None) -> tuple[Stamp, bytes | None, int]:
-    """(stamp, content, owner); no content if the file is as it was. Raises OSError, ValueError."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing: a FIFO would wait, a device may act
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError("is not a regular file")
-        found = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-        if found == stamp:
-            return found, None, info.st_uid
-        with open(f"/proc/self/fd/{fd}", "rb") as file:
-            raw = file.read(ROUTES_MAX + 1)
-    finally:
-        os.close(fd)
-    if len(raw) > ROUTES_MAX:
-        raise ValueError(f"is larger than {ROUTES_MAX} bytes")
-    return found, raw, info.st_uid
-
-
-def _watch(notifier: Inotify | None, path: str) -> tuple[frozenset[tuple[int, str]], OSError | None]:
-    """Watch all folders on the path to the file, from the root on, and on the path that its links lead to."""
-    if notifier is None:
-        return frozenset(), None
-    watches: set[tuple[int, str]] = set()
-    for way in dict.fromkeys((path, os.path.realpath(path))):
-        for folder, entry, last in _way(way):
-            try:
-                watch = notifier.watch(folder, inotify.ENTRIES | (inotify.CLOSE_WRITE if last else 0))
-            except (FileNotFoundError, NotADirectoryError):
-                break  # the folder above reports when it appears
-            except OSError as error:
-                return frozenset(watches), error
-            watches.add((watch, entry))
-    return frozenset(watches), None
-
-
-def _way(path: str) -> Iterator[tuple[str, str, bool]]:
-    """(folder, its entry on the path, whether that is the file) from the root on."""
-    entries = [entry for entry in path.split("/") if entry]
-    for number, entry in enumerate(entries):
-        yield "/" + "/".join(entries[:number]), entry, number == len(entries) - 1
+        return None, str(error)

@@ -79,10 +79,17 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A mind has routes, but they could not be read yet: `why`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Routed:
     """Where a message goes. `rule` counts from 1; `session` may be "$new"; `text` explains the choice."""
 
-    action: Literal["deliver", "file", "filtered", "gated"]
+    action: Literal["deliver", "file", "filtered", "gated", "held"]
     text: str
     session: str | None = None
     path: str | None = None

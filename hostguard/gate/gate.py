@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from hostguard.core.admission import decide
 from hostguard.core.clock import Clock
 from hostguard.core.model import Fold, Hold, HostView, Kind, LiveTurn, MindView, Row, Verdict
+from hostguard.core.ports import SessionNotes
 from hostguard.core.reasons import Reason
 from hostguard.core.signals import Redrive, Signal
 from hostguard.gate.backlog import Backlog
@@ -32,6 +33,7 @@ class Gate:
     _availability: Availability
     _run_clients: RunClients
     _backlog: Backlog
+    _routes: SessionNotes
     _clock: Clock
 
     def host(self) -> HostView:
@@ -47,7 +49,7 @@ class Gate:
         return MindView(
             mind, 0 if known is None else self._policy.mind_cap(mind), self._policy.paused(mind),
             self._policy.asleep(mind), self._live.of(mind), self._availability.why(mind),
-            "" if known is None else known.broken,
+            "" if known is None else known.broken, self._routes.unread(mind),
         )  # fmt: skip
 
     def verdict(self, row: Row) -> Verdict:

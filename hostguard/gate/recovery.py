@@ -176,7 +176,7 @@ class Recovery:
         units = tuple(turn.unit for turn in turns)
         host = replace(self._gate.host(), live=len(units), units=units, systemd=True, writes=True)
         minds = self._policy.config.minds
-        views = {name: replace(self._gate.view(name), live=tuple(by_mind[name])) for name in minds}
+        views = {name: replace(self._gate.view(name), live=tuple(by_mind[name]), unread="") for name in minds}
         return LeftBehind(host, views)
 
     def _resume(self, turn_id: str, row: Delivery) -> Turn:

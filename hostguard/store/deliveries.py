@@ -24,7 +24,9 @@ Op = Callable[[Connection], Any]
 
 # All of a row: _delivery checks them.
 COLUMNS = ", ".join((*(item.name for item in fields(Delivery)), "payload", "sum"))
-ROW_COLUMNS = "id, mind, session, not_before, kind, due, created_at, accepted"  # as in StoredRow
+# As in StoredRow. Most rows have no result.
+_KIND = "iif(result = '{}' OR json_extract(result, '$.unrouted') IS NULL, kind, 'unrouted')"
+ROW_COLUMNS = f"id, mind, session, not_before, {_KIND}, due, created_at, accepted"
 
 
 class KeyReused(Refused):

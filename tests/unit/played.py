@@ -9,6 +9,7 @@ from hostguard.api.views import Views
 from hostguard.core import outcome
 from hostguard.core.model import Config, Mind
 from hostguard.daemon import Parts
+from hostguard.delivery.route_files import _File
 from hostguard.gate.dispatcher import Dispatcher
 from hostguard.systemd.journal import Journal
 from hostguard.turns.live import Phase
@@ -72,6 +73,8 @@ def parts(queue, config=CONFIG, settings=None, journal=None, clock=None) -> Part
     found.dispatcher._tasks, found.dispatcher.settled = found.tasks._tasks, found.tasks.settled
     found.dispatcher.verdict, found.scopes.live = found.gate.hold, found.live
     found.policy.config = config
+    minds = config.minds.values()
+    found.routes._files = {mind.name: _File(mind.routes, mind.uid, None) for mind in minds if mind.routes}
     found.settings.use(*(settings or {}).items())
     found.scopes.connected = True
     return found

@@ -113,6 +113,7 @@ class ResidentDriver(TurnDriver):
                 self.finish(turn, Ending("dismissed", f"its row cannot be read: {error}", back=True))
                 return
             post = (row, found[1]) if found is not None else None
+            await self._notes.read(mind.name)  # its instructions go along
         await self._begin(turn, resident, mind, pid, post)
 
     async def _begin(

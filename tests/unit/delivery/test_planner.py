@@ -12,7 +12,7 @@ from hostguard.core.names import FILE_SESSION
 from hostguard.delivery import message as intake
 from hostguard.delivery.message import named
 from hostguard.delivery.planner import Plan, place, plan
-from hostguard.delivery.routes import parse_routes
+from hostguard.delivery.routes import Unread, parse_routes
 
 BOB = Mind("bob", ("/bin/true",), routes="/r", wake_on=WakeOn(dm=True, mention=True), uid=1001)
 CONFIG = Config(minds={"bob": BOB}, channels={"#c": Channel("#c", ("bob",))})
@@ -100,3 +100,18 @@ def test_a_new_session_is_one_of_its_own():
     assert named("s") == "s"
     assert place(BOB, ROUTES, {"channel": "#new", "content": "x"}).session.startswith("new-")
     assert plan(BOB, False, None, sent(session="$new")).target.session.startswith("new-")
+
+
+UNREAD = [
+    # asleep, fields -> row
+    (False, {}, Target("bob", "main", result={"unrouted": False})),
+    (False, {"session": "mine"}, Target("bob", "mine", result={"unrouted": False})),
+    (True, {"isDM": True}, Target("bob", "main", result={"unrouted": True})),
+    (True, {"whileSleeping": "skip"}, skipped("asleep", ASLEEP)),
+    (False, {"kind": "notice"}, Target("bob", "main", kind=Kind.NOTICE)),  # the routes are not asked
+]
+
+
+@pytest.mark.parametrize(("asleep", "fields", "target"), UNREAD)
+def test_before_the_routes_are_read_a_message_has_no_place_and_wakes_nobody(asleep, fields, target):
+    assert plan(BOB, asleep, Unread("why"), sent(**fields)) == Plan(target)

@@ -13,11 +13,11 @@ from unmatched import ALL, NOTHING_MATCHES, store, unmatched
 from until import until
 
 from hostguard.core.model import Config, Mind, State
-from hostguard.core.signals import RoutesChanged
+from hostguard.core.signals import MindWoken, RoutesChanged, Signal
 from hostguard.delivery import planner, quarantine
 from hostguard.delivery.quarantine import Quarantine
 from hostguard.delivery.quarantine_rows import QUARANTINE_MAX, totals
-from hostguard.delivery.routes import parse_routes
+from hostguard.delivery.routes import Unread, parse_routes
 from hostguard.store import deliveries
 from hostguard.store.writer import Unavailable
 
@@ -38,6 +38,9 @@ class Host:
             parts.ledger.waiters,
             parts.batcher,
             self,
+            parts.backlog,
+            Signal[MindWoken](),
+            parts.recovery._clock,
             parts.accepting,
         )
 
@@ -104,7 +107,8 @@ def test_no_file_any_more_ends_the_quarantine(tmp_path):
     [
         (Mind("bob", routes="/r"), ALL, True),  # changed while the guard was away
         (Mind("bob", routes="/r"), NOTHING_MATCHES, False),
-        (Mind("bob", routes="/r"), None, False),  # it cannot be read: that is no reason
+        (Mind("bob", routes="/r"), None, False),  # it is not there, perhaps not yet: that is no reason
+        (Mind("bob", routes="/r"), Unread("it cannot be read"), False),
         (Mind("bob"), None, True),  # the configuration names no file any more
         (Mind("eve"), ALL, False),  # it has no bob
     ],

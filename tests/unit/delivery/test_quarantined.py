@@ -170,7 +170,12 @@ def rows_of(*channels):
 
 def by(file):
     routes = parse_routes(json.dumps(file))
-    return lambda payload: planner.place(BOB, routes, payload)
+
+    def place(payload):
+        target = planner.place(BOB, routes, payload)
+        return None if target.state is State.QUARANTINED else target
+
+    return place
 
 
 def test_the_newest_ten_go_out_in_order_and_older_ones_are_archived():

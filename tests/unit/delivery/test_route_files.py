@@ -1,66 +1,46 @@
 """Real files and real inotify."""
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import threading
 
 import pytest
+from forking import Server
 from until import until
+from watched import Watched, config, routes
 
-from hostguard.core.model import Config, Mind
-from hostguard.core.signals import RoutesChanged, Signal
 from hostguard.delivery import route_files
-from hostguard.delivery.route_files import RouteFiles
-from hostguard.delivery.routes import ROUTES_MAX
-
-QUIET_S = 0.3  # for a change that is not to come: several times SETTLE_S
-SOON_S = 5.0
+from hostguard.delivery.routes import ROUTES_MAX, Unread
+from hostguard.systemd.file_reader import FileReader
 
 
-def config(**paths):
-    return Config(minds={name: Mind(name, routes=str(path)) for name, path in paths.items()})
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A busy machine must not end a wait that is not the subject, and no test is to rest."""
+    monkeypatch.setattr(route_files, "LOAD_S", 10.0)
+    monkeypatch.setattr(route_files, "REST_MAX_S", 0.0)
 
 
-def routes(default):
-    return json.dumps({"default": default})
+@pytest.fixture(scope="module")
+def watching():
+    """Runs `await work(watched)` on started files."""
+    server = Server()
 
+    def run(work, **paths):
+        async def main():
+            watched = Watched(FileReader(server))
+            await watched.reload(config(**paths))
+            try:
+                await work(watched)
+            finally:
+                await watched.files.close()
 
-class Watched:
-    """Route files whose changes can be awaited."""
+        asyncio.run(main())
 
-    def __init__(self):
-        self.told = asyncio.Queue()
-        changed = Signal[RoutesChanged]()
-        changed.subscribe(lambda fact: self.told.put_nowait(fact.mind))
-        self.files = RouteFiles(changed)
-
-    def default(self, mind="bob"):
-        found = self.files.get(mind)
-        return found.default if found is not None else None
-
-    async def change(self):
-        return await asyncio.wait_for(self.told.get(), SOON_S)
-
-    async def quiet(self):
-        await asyncio.sleep(QUIET_S)
-        assert self.told.empty()
-
-
-def watching(work, **paths):
-    """Run `await work(watched)` on started files."""
-
-    async def main():
-        watched = Watched()
-        await watched.files.start(config(**paths))
-        try:
-            await work(watched)
-        finally:
-            await watched.files.close()
-
-    asyncio.run(main())
+    yield run
+    server.end()
 
 
 @pytest.fixture
@@ -75,7 +55,7 @@ def there(path):
     return path
 
 
-def test_read_at_the_start(there):
+def test_read_at_the_start(watching, there):
     async def work(watched):
         assert watched.default() == "one"
         assert watched.files.get("nobody") is None
@@ -83,7 +63,7 @@ def test_read_at_the_start(there):
     watching(work, bob=there)
 
 
-def test_read_again_when_written(there):
+def test_read_again_when_written(watching, there):
     async def work(watched):
         await watched.change()
         there.write_text(routes("two"))
@@ -95,7 +75,7 @@ def test_read_again_when_written(there):
     watching(work, bob=there)
 
 
-def test_replaced_by_rename(there, tmp_path):
+def test_replaced_by_rename(watching, there, tmp_path):
     async def work(watched):
         await watched.change()
         for default in ("two", "three"):
@@ -107,7 +87,7 @@ def test_replaced_by_rename(there, tmp_path):
     watching(work, bob=there)
 
 
-def test_not_there_yet(path):
+def test_not_there_yet(watching, path):
     async def work(watched):
         assert watched.default() is None
         path.parent.parent.mkdir()
@@ -120,7 +100,7 @@ def test_not_there_yet(path):
     watching(work, bob=path)
 
 
-def test_a_whole_home_is_swapped(there, tmp_path):
+def test_a_whole_home_is_swapped(watching, there, tmp_path):
     async def work(watched):
         await watched.change()
         (tmp_path / "other/.config").mkdir(parents=True)
@@ -139,7 +119,7 @@ def test_a_whole_home_is_swapped(there, tmp_path):
     watching(work, bob=there)
 
 
-def test_through_links(tmp_path):
+def test_through_links(watching, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store/real.json").write_text(routes("one"))
     link = tmp_path / "routes.json"
@@ -159,7 +139,7 @@ def test_through_links(tmp_path):
     watching(work, bob=link)
 
 
-def test_taken_away(there):
+def test_taken_away(watching, there):
     async def work(watched):
         await watched.change()
         there.unlink()
@@ -178,14 +158,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "said"), BAD, ids=[row[1] for row in BAD])
-def test_a_bad_file_leaves_the_routes_as_they_were(there, caplog, content, said):
+def test_a_bad_file_leaves_the_routes_as_they_were(watching, there, caplog, content, said):
     async def work(watched):
         await watched.change()
         there.write_bytes(content)
         await watched.quiet()
         assert watched.default() == "one"
         os.utime(there.parent)
-        await watched.files.reload(config(bob=there))  # the same bad file again: not said again
+        await watched.reload(config(bob=there))  # the same bad file again: not said again
         lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert len(lines) == 1
         assert lines[0].startswith(f"{there}: {said}")
@@ -197,17 +177,51 @@ def test_a_bad_file_leaves_the_routes_as_they_were(there, caplog, content, said)
     watching(work, bob=there)
 
 
-def test_a_bad_file_from_the_start(there, caplog):
+def test_with_a_bad_file_from_the_start_a_mind_is_not_one_without_routes(watching, there, caplog):
     there.write_text("[]")
 
     async def work(watched):
-        assert watched.files.get("bob") is None
-        assert caplog.records[-1].message.endswith("; bob has no routes")
+        assert watched.files.get("bob") == Unread(watched.files.unread("bob"))
+        assert watched.files.unread("bob").startswith(f"{there}: it must be an object")
+        assert caplog.records[-1].message.endswith("; bob gets its messages once it can be used")
+        assert watched.read == []
+        there.write_text(routes("one"))
+        await watched.change()
+        assert (watched.default(), watched.files.unread("bob"), watched.read) == ("one", "", ["bob"])
 
     watching(work, bob=there)
 
 
-def test_neither_a_fifo_nor_a_folder_nor_a_device_is_opened(there, tmp_path, caplog):
+def test_it_is_known_that_a_mind_has_no_file_and_asked_before_there_is_an_answer(watching, tmp_path):
+    async def work(watched):
+        assert (watched.files.get("bob"), watched.read) == (None, ["bob"])
+        watched.config = config(bob=tmp_path / "r", new=tmp_path / "n")  # a reload has begun
+        assert watched.files.unread("new") == f"{tmp_path}/n is being read"
+        waits = asyncio.ensure_future(watched.files.read("new"))
+        await watched.reload(watched.config)
+        await waits
+        assert (watched.files.unread("new"), watched.read) == ("", ["bob", "new"])
+
+    watching(work, bob=tmp_path / "r")
+
+
+def test_rights_that_change_are_noticed(watching, there):
+    async def work(watched):
+        await watched.change()
+        os.utime(there)  # an event of the same kind, but the file says the same
+        await watched.quiet()
+        there.parent.chmod(0o500)
+        await watched.quiet()
+        assert watched.default() == "one"
+        ours = watched.files._files["bob"]
+        ours.stamp = None
+        there.chmod(0o640)
+        await until(lambda: ours.stamp is not None)
+
+    watching(work, bob=there)
+
+
+def test_neither_a_fifo_nor_a_folder_nor_a_device_is_opened(watching, there, tmp_path, caplog):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     writer = threading.Thread(target=lambda: os.close(os.open(tmp_path / "fifo", os.O_WRONLY)))
@@ -232,7 +246,7 @@ def test_neither_a_fifo_nor_a_folder_nor_a_device_is_opened(there, tmp_path, cap
         writer.join()
 
 
-def test_many_minds_and_a_shared_file(tmp_path):
+def test_many_minds_and_a_shared_file(watching, tmp_path):
     shared = tmp_path / "shared.json"
     shared.write_text(routes("one"))
     own = {f"m{number}": tmp_path / f"{number}.json" for number in range(50)}
@@ -248,23 +262,23 @@ def test_many_minds_and_a_shared_file(tmp_path):
     watching(work, ann=shared, bob=shared, **own)
 
 
-def test_reload(there, tmp_path):
+def test_reload(watching, there, tmp_path):
     other = tmp_path / "other.json"
     other.write_text(routes("two"))
 
     async def work(watched):
         await watched.change()
         (tmp_path / "bad").touch()
-        await watched.files.reload(config(bob=tmp_path / "bad"))
+        await watched.reload(config(bob=tmp_path / "bad"))
         assert watched.default() == "one"
-        await watched.files.reload(config(bob=other))
+        await watched.reload(config(bob=other))
         assert await watched.change() == "bob"
         assert watched.default() == "two"
         there.write_text(routes("three"))
         await watched.quiet()
         other.write_text(routes("four"))
         await watched.change()
-        await watched.files.reload(config())
+        await watched.reload(config())
         assert await watched.change() == "bob"
         assert watched.files.get("bob") is None
         other.write_text(routes("five"))
@@ -273,7 +287,7 @@ def test_reload(there, tmp_path):
     watching(work, bob=there)
 
 
-def test_lost_events_are_made_up_for(there, tmp_path):
+def test_lost_events_are_made_up_for(watching, there, tmp_path):
     async def work(watched):
         await watched.change()
         for number in range(9000):  # three events each: more than fs.inotify.max_queued_events
@@ -288,9 +302,9 @@ def test_lost_events_are_made_up_for(there, tmp_path):
     watching(work, bob=there)
 
 
-def test_no_watch_leaks(there, tmp_path):
+def test_no_watch_leaks(watching, there, tmp_path):
     def count(watched):
-        with open(f"/proc/self/fdinfo/{watched.files._inotify.fd}") as file:
+        with open(f"/proc/self/fdinfo/{watched.files._files['bob'].watch.fd}") as file:
             return sum(line.startswith("inotify") for line in file)
 
     async def work(watched):
@@ -303,14 +317,12 @@ def test_no_watch_leaks(there, tmp_path):
             there.write_text(routes(f"d{number}"))
             while watched.default() != f"d{number}":
                 await watched.change()
-        assert count(watched) == before
-        await watched.files.reload(config())
-        assert count(watched) == 0
+        await until(lambda: count(watched) == before)
 
     watching(work, bob=there)
 
 
-def test_no_descriptor_leaks(there, tmp_path):
+def test_no_descriptor_leaks(watching, there, tmp_path):
     """Whatever becomes of a reading: read, the same as before, no file, too large."""
 
     async def work(watched):
@@ -318,15 +330,15 @@ def test_no_descriptor_leaks(there, tmp_path):
         before = os.listdir("/proc/self/fd")
         (tmp_path / "large").write_bytes(b" " * (ROUTES_MAX + 1))
         for path in (there, tmp_path, tmp_path / "large"):
-            await watched.files.reload(config(bob=path))
-        await watched.files.reload(config(bob=there))
-        await watched.files.reload(config(bob=there, two=there))
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+            await watched.reload(config(bob=path))
+        await watched.reload(config(bob=there, two=there))
+        await watched.reload(config(bob=there))
+        await until(lambda: len(os.listdir("/proc/self/fd")) == len(before))
 
     watching(work, bob=there)
 
 
-def test_a_file_of_the_largest_size_is_read(there):
+def test_a_file_of_the_largest_size_is_read(watching, there):
     there.write_text(routes("large").ljust(ROUTES_MAX))
 
     async def work(watched):
@@ -335,124 +347,49 @@ def test_a_file_of_the_largest_size_is_read(there):
     watching(work, bob=there)
 
 
-def test_a_file_that_cannot_be_opened_is_reported_once(tmp_path, caplog):
+def test_a_file_that_cannot_be_opened_is_reported_once(watching, tmp_path, caplog):
     path = tmp_path / "r"
     path.symlink_to(path)
 
     async def work(watched):
-        await watched.files.reload(config(bob=path))
-        await watched.files.reload(config(bob=path))
-        assert watched.files.get("bob") is None
-        assert caplog.text.count("cannot be read: Too many levels of symbolic links; bob has no routes") == 1
+        await watched.reload(config(bob=path))
+        await watched.reload(config(bob=path))
+        assert watched.files.unread("bob").endswith("cannot be read: Too many levels of symbolic links")
+        assert caplog.text.count("Too many levels of symbolic links; bob gets its messages once") == 1
         path.unlink()
         path.write_text(routes("one"))
-        await watched.files.reload(config(bob=path))
+        await watched.reload(config(bob=path))
         assert watched.default() == "one"
 
     watching(work, bob=path)
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(errno.ENOSPC, "there are too many watches: raise fs.inotify.max_user_watches"),
-     (errno.EACCES, "/x cannot be watched: Permission denied")],
-)  # fmt: skip
-def test_a_file_that_cannot_be_watched_is_read_at_a_reload(there, monkeypatch, caplog, error, said):
-    def fails(self, folder, events):
-        raise OSError(error, os.strerror(error), "/x")
-
-    monkeypatch.setattr(route_files.Inotify, "watch", fails)
-
-    async def work(watched):
-        assert watched.default() == "one"
-        there.write_text(routes("two"))
-        await watched.files.reload(config(bob=there))
-        assert watched.default() == "two"
-        await watched.files.reload(config(bob=there))
-        assert caplog.text.count(f"{there}: changes take effect only at a reload: {said}") == 1
-
-    watching(work, bob=there)
-
-
-def test_a_device_that_does_not_answer_stops_no_start(there, monkeypatch, caplog):
-    monkeypatch.setattr(route_files, "LOAD_S", 0.05)
-    answers, look = threading.Event(), route_files._look_at
-
-    def waits(*what):
-        answers.wait(10)
-        return look(*what)
-
-    monkeypatch.setattr(route_files, "_look_at", waits)
-
-    async def work(watched):
-        assert watched.files.get("bob") is None
-        assert "the device does not answer" in caplog.text
-        answers.set()
-        assert await watched.change() == "bob"
-        assert watched.default() == "one"
-
-    watching(work, bob=there)
-
-
-def test_a_close_leaves_the_watch_to_the_thread_that_uses_it(there, monkeypatch):
-    monkeypatch.setattr(route_files, "LOAD_S", 0.05)
-    answers = threading.Event()
-    monkeypatch.setattr(route_files, "_look_at", lambda *what: answers.wait(10) and [])
-
-    async def work(watched):
-        fd = watched.files._inotify.fd
-        await watched.files.close()
-        os.fstat(fd)  # open
-        answers.set()
-
-    watching(work, bob=there)
-
-
-def test_a_close_while_a_change_settles_reads_nothing_more(there, monkeypatch):
+def test_a_close_while_a_change_settles_reads_nothing_more(watching, there, monkeypatch):
     monkeypatch.setattr(route_files, "SETTLE_S", 5.0)
 
     async def work(watched):
         await watched.change()
         there.write_text(routes("two"))
-        await until(lambda: watched.files._settling)
-        settling = watched.files._settling
+        file = watched.files._files["bob"]
+        await until(lambda: file.due)
         await watched.files.close()
-        assert settling.cancelled()
-        watched.files._inotify = None  # closed already
+        assert file.timer.cancelled()
 
     watching(work, bob=there)
 
 
-def test_a_close_frees_the_watch(tmp_path):
+def test_a_close_frees_the_watch(watching, tmp_path):
     found = []
 
     async def work(watched):
-        found.append(watched.files._inotify.fd)
+        found.append(watched.files._files["bob"].watch.fd)
 
     watching(work, bob=tmp_path / "r")
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(found[0])
 
 
-def test_without_inotify_the_files_are_read_and_closed(tmp_path, monkeypatch, caplog):
-    def fail():
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(route_files, "Inotify", fail)
-    file = tmp_path / "r"
-    file.write_text(routes("a"))
-
-    async def work(watched):
-        assert watched.default() == "a"
-        file.write_text(routes("b"))
-        await watched.files.reload(config(bob=file))
-        assert watched.default() == "b"
-
-    watching(work, bob=file)
-    assert "Too many open files" in caplog.text
-
-
-def test_instructions_are_those_of_the_session(tmp_path):
+def test_instructions_are_those_of_the_session(watching, tmp_path):
     file = tmp_path / "r"
     file.write_text(json.dumps({"sessions": {"s*": {"instructions": "be brief"}}}))
 

@@ -125,6 +125,8 @@ class Parts:
         self.processes, self.client, self.ledger = Processes(keeper.host), Client(), Ledger()
         self.events = Events()
         self.availability, self.dones = Availability(self.events), DoneTracker(Waiters())
+        self.routes_read = asyncio.Event()
+        self.routes_read.set()
         session_changed, redrive = Signal(), Signal()
         session_changed.subscribe(self.sessions.append)
         redrive.subscribe(self.redrives.append)
@@ -145,6 +147,9 @@ class Parts:
 
     def instructions(self, mind, session):
         return f"{mind}'s {session}"
+
+    async def read(self, mind):
+        await self.routes_read.wait()
 
     def turn(self):
         turn = self.keeper.turn("7", row(7), self.driver, takes_input=True)
@@ -725,7 +730,12 @@ def test_an_earlier_guards_turn_goes_on(driven, posted):
         parts.driver.prepare(turn)
         (paths.TURNS / "7").write_text("started\nanchor 4711\n")
         turn.phase, turn.resident = Phase.RUNNING, Resident(posted=posted)
-        await parts.driver.resume(turn, M)
+        parts.routes_read.clear()  # what is confirmed needs no instructions
+        resumed = asyncio.ensure_future(parts.driver.resume(turn, M))
+        await asyncio.sleep(0.02)
+        assert resumed.done() == posted
+        parts.routes_read.set()
+        await resumed
         assert parts.processes.adopted == [(turn.live.unit, "main", 4711)]
         assert [id_ for id_, *_ in parts.client.posted] == ([] if posted else [7]), (
             "what was not confirmed again"
