@@ -94,8 +94,8 @@ class Attacked(GuardedHost):
 
     def __init__(self, guard: Guard) -> None:
         super().__init__(guard)
-        for link, to in {"link": ADA / "routes.json", "proc": f"/proc/1/root{ADA}/routes.json"}.items():
-            FILES[link].symlink_to(to)
+        FILES["link"].symlink_to(ADA / "routes.json")
+        FILES["proc"].symlink_to(f"/proc/1/root{ADA}/routes.json")
         FILES["folder"].parent.symlink_to(ADA)
         FILES["endless"].symlink_to("/dev/zero")
         os.mkfifo(FILES["fifo"])
