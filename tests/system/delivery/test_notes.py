@@ -44,15 +44,18 @@ class Held:
     """Resident mind m and exec mind e, both with a batch for #x, and a turn of mind o that has the only slot."""
 
     def __init__(self, host: ResidentHost, clock: Clock) -> None:
-        self.host, self.clock = host, clock
-        for name in "me":
-            routes(name).write_text(json.dumps(BATCH))
+        self.host, self.clock, self.mind = host, clock, host.minds["m"]
         LOG.write_text("")
-        self.mind = host.minds.add("m", config=f'routes = "{routes("m")}"\nuser = "root"\n')
-        host.minds.add("o", "silent")
-        config = f'{EXEC}routes = "{routes("e")}"\n{SCHEDULES}'
-        host.start(config, global_concurrent_turns=1)
-        self.turn = host.in_turn(host.send("o", "!work=60"))
+        self._earlier = len(self.mind.taken())
+        self.first = host.send("o", "!work=60")
+        self.turn = host.in_turn(self.first)
+
+    def taken(self) -> list[dict[str, Any]]:
+        """The messages that mind m has taken in this test."""
+        return self.mind.taken()[self._earlier :]
+
+    def contents(self) -> list[Any]:
+        return [line["content"] for line in self.taken()]
 
     def send(self, *args: Any, **fields: Any) -> int:
         """Send a message, and wait until it is held; its row, or that of the batch which it went out in."""
@@ -80,19 +83,29 @@ def routes(name: str) -> Path:
     return DISK / f"routes-of-{name}.json"
 
 
+@pytest.fixture(scope="module")
+def started(shared_guard: Guard) -> Iterator[tuple[ResidentHost, Clock]]:
+    with Clock(DISK / "clock") as clock, ResidentHost(shared_guard) as host:
+        for name in "me":
+            routes(name).write_text(json.dumps(BATCH))
+        host.minds.add("m", config=f'routes = "{routes("m")}"\nuser = "root"\n')
+        host.minds.add("o", "silent")
+        host.start(f'{EXEC}routes = "{routes("e")}"\n{SCHEDULES}', global_concurrent_turns=1)
+        yield host, clock
+
+
 @pytest.fixture
-def held(guard: Guard) -> Iterator[Held]:
-    with Clock(DISK / "clock") as clock, ResidentHost(guard) as host:
-        yield Held(host, clock)
+def held(started: tuple[ResidentHost, Clock]) -> Held:
+    return Held(*started)
 
 
 def test_a_resident_mind_is_told_with_the_first_message_and_with_one_that_folds(held: Held) -> None:
     rows = [held.send("m", content, session="t") for content in ("one", "two", {"a": 1})]
     unit = held.let_go(*rows)
     texts = ["one", "two", '{"a": 1}']
-    assert [told(content) for content in held.mind.contents("t")] == [(unit, text) for text in texts]
+    assert [told(content) for content in held.contents()] == [(unit, text) for text in texts]
     held.host.done(held.host.send("m", "three", session="t"))
-    assert held.mind.contents("t")[3] == "three", "one that did not wait is told nothing"
+    assert held.contents()[3] == "three", "one that did not wait is told nothing"
 
 
 def test_a_batch_tells_so_in_the_first_of_its_messages(held: Held) -> None:
@@ -100,7 +113,7 @@ def test_a_batch_tells_so_in_the_first_of_its_messages(held: Held) -> None:
     row = held.send("m", "two", channel="#x")
     assert held.is_held(first) == row
     unit = held.let_go(row)
-    [line] = held.mind.taken()
+    [line] = held.taken()
     one, two = line["batch"]["channels"]["#x"]
     assert told(one["content"]) == (unit, "one")
     assert two["content"] == "two"
@@ -127,23 +140,26 @@ def test_a_schedules_message_and_what_its_script_prints_tell_so(held: Held) -> N
     for name in ("tick", "script"):
         [row] = held.host.post(f"/v1/schedules/{name}/run")["deliveries"]
         held.is_held(row["id"])
-    unit = held.let_go(*(row["id"] for row in held.host.rows() if row["mind"] == "m"))
-    wait_for(lambda: len(held.mind.taken()) == 2, LONG_S)
-    [tick] = [content for content in held.mind.contents() if content.endswith("tock")]
+    unit = held.let_go(
+        *(row["id"] for row in held.host.rows() if row["mind"] == "m" and row["id"] > held.first)
+    )
+    wait_for(lambda: len(held.taken()) == 2, LONG_S)
+    [tick] = [content for content in held.contents() if content.endswith("tock")]
     assert told(tick) == (unit, "[tick] tock")
     # The script waited, and says what is so now: nobody waited for that.
-    assert "[script] now" in held.mind.contents()
+    assert "[script] now" in held.contents()
 
 
 def test_what_waited_for_a_sleeper_says_so_when_it_wakes(held: Held) -> None:
     held.host.post(f"/v1/turns/{held.turn['id']}/stop")
     held.host.post("/v1/minds/m/sleep")
     wait_for(lambda: held.host.events("asleep"), LONG_S)
+    before = len(held.taken())
     row = held.send("m", "hello", session="t", whileSleeping="queue")
     held.clock.let_pass(100)
     held.host.post("/v1/minds/m/wake")
     held.host.done(row)
-    assert told(held.mind.contents("t")[0]) == ("m sleeps", "hello")
+    assert told(held.contents()[before]) == ("m sleeps", "hello")
 
 
 def test_the_guard_that_was_restarted_knows_how_long_it_was_and_why(held: Held) -> None:

@@ -14,6 +14,8 @@ from times import HOUR, journal, now, settings
 
 from hostguard.telemetry.events import Event
 
+SHARES_GUARD = True
+
 
 def schedule(host: ResidentHost, name: str, **fields: Any) -> Any:
     return host.post("/v1/schedules", name=name, **fields)

@@ -16,6 +16,8 @@ from resident_host import ResidentHost
 
 from hostguard.core import paths
 
+SHARES_GUARD = True
+
 
 def damaged(host: ResidentHost) -> None:
     """Spoiled on the card, as a bad one does."""
