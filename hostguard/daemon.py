@@ -342,7 +342,7 @@ class Daemon:
     async def _use(self, config: Config) -> None:
         """Follow the configuration, as far as a start and a reload do the same."""
         parts, minds = self.parts, config.minds.values()
-        parts.residents.use(config)
+        await parts.residents.use(config)
         parts.policy.config = config
         parts.broken_minds.follow()
         self.queue.keep_history(config.history_rows)

@@ -64,8 +64,10 @@ class ResidentDriver(TurnDriver):
     _tasks: Tasks
     _closing: bool = field(default=False, init=False)
 
-    def use(self, config: Config) -> None:
+    async def use(self, config: Config) -> None:
         """Follow a configuration. A turn of a mind that is resident no more takes no further messages."""
+        if any(mind.url is not None for mind in config.minds.values()):
+            await asyncio.to_thread(self._client.open)
         for turn in self._live:
             mind = config.minds.get(turn.live.mind)
             if mind is not None and mind.url is None:

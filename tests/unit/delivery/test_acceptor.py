@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -109,6 +111,18 @@ def test_a_message_behind_a_release_that_the_card_does_not_take_is_refused(tmp_p
         assert len(await host.rows()) == 3, "one was let go, its invite, and one new"
 
     on_queue(tmp_path, work)
+
+
+def test_only_a_host_with_a_resident_mind_pays_for_the_http_client():
+    code = (
+        "import sys; from hostguard.daemon import Parts; from hostguard.core.model import *\n"
+        "from pathlib import Path; from hostguard.store.writer import Queue\n"
+        "from hostguard.core.clock import Clock; from asyncio import run; loaded = lambda: 'httpx' in sys.modules\n"
+        "residents = Parts(Queue(Path('/nowhere')), None, Clock('0' * 8)).residents\n"
+        "run(residents.use(Config(minds={'a': Mind('a', ('/bin/true',))}))); assert not loaded()\n"
+        "run(residents.use(Config(minds={'a': Mind('a', url='http://127.0.0.1:1')}))); assert loaded()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_message_with_a_key_is_known_also_after_it_would_have_expired(tmp_path):

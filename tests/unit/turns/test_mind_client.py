@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hostguard.core.model import Delivery, Kind, Mind, State
-from hostguard.turns import mind_client
+from hostguard.turns import mind_transport
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
 from hostguard.turns.mind_listener import MindListeners, Unseen
 
@@ -64,8 +64,8 @@ def post(*answer: bytes, pause: float = 0.0, then: float = 0.0) -> Posted:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of a second in place of minutes."""
-    monkeypatch.setattr(mind_client, "POST_S", 1.0)
-    monkeypatch.setattr(mind_client, "BODY_S", 1.0)
+    monkeypatch.setattr(mind_transport, "POST_S", 1.0)
+    monkeypatch.setattr(mind_transport, "BODY_S", 1.0)
 
 
 def test_the_status_tells_what_came_of_it() -> None:
@@ -102,7 +102,7 @@ def test_a_url_that_cannot_be_posted_to_is_refused(url: str) -> None:
 
 def test_interim_answers_are_bounded_in_number() -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert post(interim * mind_client.INTERIM_MAX + HEAD + b"{}").outcome is Outcome.TAKEN
+    assert post(interim * mind_transport.INTERIM_MAX + HEAD + b"{}").outcome is Outcome.TAKEN
     assert post(interim * 100_000, then=3) == Posted(
         Outcome.REFUSED, "the connection broke: more than 8 interim answers (100), and no other"
     )

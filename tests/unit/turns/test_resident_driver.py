@@ -77,6 +77,9 @@ class Client:
     def __init__(self):
         self.answers, self.posted = [], []
 
+    def open(self) -> None:
+        """A fake is ready."""
+
     async def post(self, mind, row, body, turn):
         self.posted.append((row.id, body, turn))
         answer = self.answers.pop(0) if self.answers else TAKEN
@@ -809,11 +812,11 @@ def test_a_done_that_waited_for_the_guard(driven):
 def test_a_mind_that_is_resident_no_more_takes_nothing_more(driven):
     async def work(parts):
         turn = await parts.started()
-        parts.driver.use(Config(minds={"m": M}))
+        await parts.driver.use(Config(minds={"m": M}))
         assert turn.live.takes_input
-        parts.driver.use(Config())
+        await parts.driver.use(Config())
         assert turn.live.takes_input
-        parts.driver.use(Config(minds={"m": MIND}))
+        await parts.driver.use(Config(minds={"m": MIND}))
         assert not turn.live.takes_input
 
     driven(work)
