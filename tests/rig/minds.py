@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,11 +45,16 @@ def reload_if_needed(*units: Path) -> None:
             return
 
 
+# Below those that the kernel gives to connections.
+_PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
+
+
 def free_port() -> int:
-    """A loopback TCP port that is free at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
+    """A loopback TCP port that is free at this moment; never the same one twice."""
+    for port in _PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 @dataclass

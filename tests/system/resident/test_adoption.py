@@ -166,7 +166,7 @@ def test_another_hosts_port_is_not_looked_for_here(server: Server) -> None:
         assert cgroup(child) == server.home
         await host.end(MAIN)
         await until(lambda: "not-found" in run("systemctl", "show", "-p", "LoadState", MAIN).stdout)
-        await host.begin(Mind("m", url=f"http://localhost:{server.port}"), MAIN)
+        await host.begin(Mind("m", url=f"http://127.0.0.1:{server.port}"), MAIN)
         assert cgroup(child) == MAIN
         await host.end(MAIN)
 
