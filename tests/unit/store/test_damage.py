@@ -58,7 +58,7 @@ def test_the_constraints_are_those_of_the_model():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         schema.migrate(db, 0)
         (text,) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'deliveries'").fetchone()
-        for column, values in (("state", State), ("kind", Kind)):
+        for column, values in (("state", {*State}), ("kind", {*Kind} - {Kind.UNROUTED})):
             listed = text.partition(f"CHECK ({column} IN (")[2].partition("))")[0].partition("\n")[2]
             assert sorted(listed.replace("'", "").replace("\n", "").replace(" ", "").split(",")) == sorted(
                 values
