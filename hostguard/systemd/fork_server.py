@@ -126,6 +126,10 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     _outlive()
     for fd in (stdin, output, tell):
         os.close(fd)
+    try:
+        own_io = os.open("/proc/self/io", os.O_RDONLY)
+    except OSError:
+        own_io = None
     _become_holder()
     if failed := os.read(failure, 1 << 12):
         os.write(record, b"not_started " + failed)
@@ -135,7 +139,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     text = f"ended {ticks()}\n" + (f"signal {-code}\n" if code < 0 else f"exit {code}\n")
     end = b"" if captured is None else b"\noutput\n" + said
-    os.write(record, (text + account(spec["account"])).encode() + end)
+    os.write(record, (text + account(spec["account"], own_io)).encode() + end)
 
 
 def _execute(spec: dict[str, Any], streams: tuple[int, int, int], record: int, tell: int) -> NoReturn:
@@ -301,15 +305,20 @@ def _way(path: str) -> Iterator[tuple[str, str, bool]]:
         yield "/" + "/".join(entries[:number]), entry, number == len(entries) - 1
 
 
-def account(files: dict[str, str]) -> str:
-    """The scope's CPU in µs and memory in bytes, and the bytes read from and written to storage."""
+def account(files: dict[str, str], own_io: int | None) -> str:
+    """The scope's CPU in µs and memory in bytes, and the bytes read from and written to storage.
+
+    `own_io`: a descriptor of /proc/self/io, which only root may open once this has another user; or None.
+    """
     lines = []
     # A parent's account includes that of each reaped child.
     for path, keys in (
         (files["cpu_stat"], {"usage_usec": "cpu_usec"}),
-        ("/proc/self/io", {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
+        (own_io, {"read_bytes:": "read_bytes", "write_bytes:": "write_bytes"}),
     ):
         try:
+            if path is None:
+                continue
             with open(path) as file:
                 pairs = [line.split() for line in file]
         except OSError:

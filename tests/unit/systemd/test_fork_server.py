@@ -92,6 +92,11 @@ def test_a_script_reads_its_stdin_and_its_status_is_kept(server, record):
     assert (found.exit, found.output) == (7, "in")
 
 
+def test_what_it_read_and_wrote_is_accounted_for_though_the_stub_has_another_user_by_then(server, record):
+    found, _ = run(server, record, "true", capture=100)
+    assert found.account.keys() >= {"read_bytes", "write_bytes"}
+
+
 def test_a_signal_to_all_processes_of_a_turn_leaves_who_records_its_end(server, record):
     """As `systemctl kill --signal=USR1` on its scope."""
     stub = server.stub()
