@@ -158,7 +158,7 @@ class AnythingHost(ResidentHost):
         (self.guard.restart if how == "restart" else self.guard.kill)()
         wait_for(lambda: self._state() == "standby", LONG_S)
         file.write_text(good)
-        wait_for(lambda: self._state() == "running", LONG_S)
+        wait_for(lambda: self._state() in ("running", "paused"), LONG_S)
 
     def _state(self) -> str:
         with suppress(httpx.TransportError):
