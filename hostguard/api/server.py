@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 GROUP = "hostguard"  # its members may use the socket
 FIRST_FD = 3  # sd_listen_fds(3)
+NO_NETLINK_FIX = "; after an upgrade: systemctl restart hostguard.socket hostguard"  # it has one socket more
 SOCKET_UNIT = "hostguard.socket"
 # Who connects waits there until it is accepted. If it is full, a TCP client is heard a second later.
 BACKLOG = 1024
@@ -68,7 +69,11 @@ class Server:
             try:
                 self._diag = await asyncio.to_thread(SockDiag, passed_netlink() or questions(), sock)
             except OSError as error:
-                log.warning("connections are not shared by user, as their users are not known: %s", error)
+                log.warning(
+                    "connections are not shared by user, as their users are not known: %s%s",
+                    error,
+                    NO_NETLINK_FIX,
+                )
         sock.setblocking(False)
         sock.listen(BACKLOG)
         self._sock, self._own = sock, sock.getsockname()
