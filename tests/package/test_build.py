@@ -31,9 +31,9 @@ def test_only_debians_own_packages_are_needed(package: Path) -> None:
 
 
 DEPENDS = {
-    "dbus", "systemd", "tzdata", "python3", "python3-click", "python3-croniter", "python3-dbus-next", "python3-h11",
-    "python3-httpx", "python3-prometheus-client", "python3-psutil", "python3-pystemd",
-    "python3-starlette",
+    "dbus", "libpam-modules", "libpam-runtime", "systemd", "tzdata", "python3", "python3-click", "python3-croniter",
+    "python3-dbus-next", "python3-h11", "python3-httpx", "python3-prometheus-client", "python3-psutil",
+    "python3-pystemd", "python3-starlette",
 }  # fmt: skip
 
 
