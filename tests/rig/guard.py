@@ -225,6 +225,11 @@ def systemctl(*args: str) -> None:
     run("systemctl", *args)
 
 
+def of_a_busy_machine(seconds: float) -> float:
+    """What takes so long on a quiet machine may take this long now: tasks that share a core take turns."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def wait_for(happened: Callable[[], object], seconds: float = 10) -> None:
     """Return once `happened` is true. Asking takes at most a quarter of the time, and less the longer that is."""
     asked = began = time.monotonic()

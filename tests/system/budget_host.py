@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from guard import CHECKOUT, Guard, run, systemctl
+from guard import CHECKOUT, Guard, of_a_busy_machine, run, systemctl
 from guarded import GuardedHost
 from hostile import MIB
 from minds import free_port
@@ -100,7 +100,7 @@ class BudgetHost(GuardedHost):
         took.sort()
         assert self.guard.pid == pid
         assert self.peak() < PEAK_MAX
-        assert took[-2] < DONE_S  # one may be the fault of whatever else the machine does
+        assert took[-2] < of_a_busy_machine(DONE_S)  # one may be the fault of whatever else the machine does
 
 
 @contextmanager

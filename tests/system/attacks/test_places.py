@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guard import Guard, run, systemctl, wait_for
+from guard import Guard, of_a_busy_machine, run, systemctl, wait_for
 
 from hostguard.core import paths
 
@@ -113,7 +113,7 @@ def ask(at: str | int, request: bytes, user: str) -> tuple[int, str]:
             while part := sock.recv(65536):
                 found += part
     took = time.monotonic() - began
-    assert took < SOON_S
+    assert took < of_a_busy_machine(SOON_S)
     head, _, body = found.partition(b"\r\n\r\n")
     return int(head[9:12] or 0), body.decode()
 
