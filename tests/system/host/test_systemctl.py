@@ -204,20 +204,20 @@ def foreign(host: Host) -> None:
     """A scope that anybody makes in a mind's slice is a turn of the mind's."""
     systemctl("stop", unit_of(host))
     host.done(host.live)
-    wait_for(lambda: host.row(host.waits)["state"] == "in_turn")
+    wait_for(lambda: host.row(host.waits)["state"] == "in_turn", LONG_S)
     own = subprocess.Popen(
         ["systemd-run", "--scope", "--quiet", "--slice=hostguard-ada.slice", "sleep", "300"]
     )
     try:
-        wait_for(lambda: [turn["state"] for turn in host.turns()].count("foreign") == 1)
+        wait_for(lambda: [turn["state"] for turn in host.turns()].count("foreign") == 1, LONG_S)
         systemctl("stop", unit_of(host, host.waits))
         host.done(host.waits)
         late = host.send("@ada", session="$new")
-        wait_for(lambda: (host.row(late)["hold"] or {}).get("reason") in ("mind_busy", "global_cap"))
+        wait_for(lambda: (host.row(late)["hold"] or {}).get("reason") in ("mind_busy", "global_cap"), LONG_S)
     finally:
         own.kill()
         own.wait()
-    wait_for(lambda: host.row(late)["state"] == "in_turn")
+    wait_for(lambda: host.row(late)["state"] == "in_turn", LONG_S)
 
 
 TRIED: dict[str, Callable[[Host], None]] = {
