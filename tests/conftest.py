@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if not of or not collection_path.match("test_*.py"):
         return None
     part = TESTS / collection_path.relative_to(TESTS).parts[0]
-    return collection_path not in share([*part.rglob("test_*.py")], int(number), int(of)) or None
+    return collection_path not in _dealt(part, int(number), int(of)) or None
+
+
+@cache
+def _dealt(part: Path, number: int, of: int) -> set[Path]:
+    return share([*part.rglob("test_*.py")], number, of)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

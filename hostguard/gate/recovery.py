@@ -37,7 +37,7 @@ from hostguard.gate.backlog import Backlog
 from hostguard.gate.gate import Gate
 from hostguard.gate.ledger import Ledger
 from hostguard.gate.run_clients import RunClients
-from hostguard.gate.shutdown import bring_back_records, cut_short, forget_mark, mark_time
+from hostguard.gate.shutdown import cut_short, forget_mark, mark_time
 from hostguard.gate.times import LeftBehind, began, queued
 from hostguard.store import deliveries
 from hostguard.store.writer import Queue, Unavailable
@@ -75,7 +75,7 @@ class Recovery:
         begun = time.monotonic()
         self._went_down = await asyncio.to_thread(mark_time)
         if self._went_down is not None:
-            await asyncio.to_thread(bring_back_records)
+            await asyncio.to_thread(exit_record.bring_back)
         special = await self._queue.read(deliveries.special)
         known, folded = self._delivering(special)
         found = {path.name for path in paths.TURNS.iterdir()}

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 
 from hostguard.core import paths
 from hostguard.core.outcome import Record
-from hostguard.core.paths import record_path
 
-OUTPUT = b"\noutput\n"  # of a record, see turns/exit_record.py
-TICKS = re.compile(rb"^(started|ended) \d+$", re.MULTILINE)
 log = logging.getLogger(__name__)
 
 
@@ -42,23 +38,6 @@ def mark_time() -> float | None:
         return paths.WENT_DOWN.stat().st_mtime
     except FileNotFoundError:
         return None
-
-
-def bring_back_records() -> None:
-    """Put the exit records that the shutdown left beside those of this boot. Blocks. Failures are logged.
-
-    Their ticks are those of another boot, and are left out. Records of /run, after a soft reboot, are newer.
-    """
-    try:
-        for left in paths.WENT_DOWN_TURNS.iterdir() if paths.WENT_DOWN_TURNS.is_dir() else ():
-            here = record_path(left.name)
-            if not here.exists():
-                head, *output = left.read_bytes().partition(OUTPUT)
-                here.touch(0o600)
-                here.write_bytes(b"".join((TICKS.sub(rb"\1", head), *output)))
-                os.utime(here, ns=(left.stat().st_atime_ns, left.stat().st_mtime_ns))
-    except OSError as error:
-        log.error("%s cannot be read: %s; turns that ended then run again", paths.WENT_DOWN_TURNS, error)
 
 
 def forget_mark() -> None:

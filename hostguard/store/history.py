@@ -8,8 +8,6 @@ from hostguard.store.connection import Connection
 
 TRIM_EVERY = 100  # rows that end between two looks at the history
 TRIM_MAX = 1_000  # rows dropped in one transaction: other writes need not wait for more
-# A fan-out's rows follow the row that carries their payload: at most this many.
-FAN_OUT_MAX = 1000
 BYTES_EVERY = quota.ENDED_MAX // 8  # of ended large messages between two looks
 # Dead letters stay until they are dropped: they do not count.
 _ENDED = f"state NOT IN {quota.WAITS}"
@@ -92,6 +90,6 @@ def _drop(db: Connection, old: list[tuple[int, int]]) -> int:
     db.executemany(
         "DELETE FROM payloads WHERE id = ?1 AND NOT EXISTS"
         " (SELECT 1 FROM deliveries d WHERE d.id BETWEEN ?1 AND ?1 + ?2 AND d.payload = ?1)",
-        [(payload, FAN_OUT_MAX) for payload in {payload for _, payload in old}],
+        [(payload, quota.FAN_OUT_MAX) for payload in {payload for _, payload in old}],
     )
     return len(old)

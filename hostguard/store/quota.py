@@ -17,6 +17,7 @@ WAITING_MAX = 64 << 20
 ENDED_MAX = 64 << 20  # of all ended messages, of which the oldest go first
 # Of one sender. A full minute is a second of a card's time; a day is 23 GB, which a card stands for years.
 MINUTE_MAX = 16 << 20
+FAN_OUT_MAX = 1000  # rows that follow the row which carries their payload
 SOME = 2_000  # payloads that are looked at in one transaction
 
 # Dead letters wait, too: until somebody drops them.
@@ -58,8 +59,7 @@ def count_some(db: sqlite3.Connection, after: int) -> int | None:
     db.execute(
         f"INSERT OR IGNORE INTO large SELECT {_COLUMNS} FROM payloads p CROSS JOIN deliveries d"  # noqa: S608
         f" WHERE p.id > ? AND p.id <= ? AND length(p.body) > {LARGE} AND d.payload = p.id"
-        # A fan-out's rows follow the row that carries their payload.
-        " AND d.id BETWEEN p.id AND p.id + 1000",
+        f" AND d.id BETWEEN p.id AND p.id + {FAN_OUT_MAX}",
         (after, upto),
     )
     return None if last is None else upto
@@ -96,7 +96,8 @@ def sender_full(db: sqlite3.Connection, sender: str, size: int) -> bool:
 def note_sender(db: sqlite3.Connection, payload: int, sender: str) -> None:
     """Note who sent a message that was just stored."""
     db.execute(
-        "UPDATE large SET sender = ? WHERE id BETWEEN ?2 AND ?2 + 1000 AND payload = ?2", (sender, payload)
+        f"UPDATE large SET sender = ? WHERE id BETWEEN ?2 AND ?2 + {FAN_OUT_MAX} AND payload = ?2",  # noqa: S608
+        (sender, payload),
     )
 
 

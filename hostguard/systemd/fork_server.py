@@ -145,10 +145,7 @@ def run(spec_fd: int, stdin: int, record: int, output: int) -> None:
 def _execute(spec: dict[str, Any], streams: tuple[int, int, int], record: int, tell: int) -> NoReturn:
     """Become the command. `tell` gets the reason if that fails."""
     try:
-        # Minds do not get the guard's protection from the out-of-memory killer. The stub keeps it: of a full
-        # scope it is the last to go.
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("0")
+        _lose_protection()
         os.umask(0o022)
         if spec.get("confined"):
             _gain_no_privileges()
@@ -195,6 +192,12 @@ def ticks() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+def _lose_protection() -> None:
+    """Minds do not get the guard's from the out-of-memory killer. A stub keeps it: it is to go last."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+
+
 def _become(uid: int, gid: int, groups: list[int]) -> None:
     if os.geteuid() == 0:  # under a user's own service manager all processes are that user's
         os.setgroups(groups)
@@ -231,8 +234,7 @@ def look(channel: socket.socket, spec_fd: int, content: int, inotify: int | None
         spec = json.load(given)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(spec["seconds"])
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("0")
+    _lose_protection()
     _become(spec["uid"], spec["gid"], spec["groups"])
     new: list[int] = []
     seen: dict[str, Any] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from contextlib import suppress
 
 from hostguard.core import paths
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 RECORD_MAX = 128 << 10  # bytes of a record that are read
 OUTPUT = "output"  # the line of a record that a script's output follows
+TICKS = re.compile(rb"^(started|ended) \d+$", re.MULTILINE)
 OUTPUT_MAX = 64 << 10  # bytes of a script's output that are kept: a message that a mind can read
 
 
@@ -42,6 +44,24 @@ def forget(turn: str) -> None:
         record_path(turn).unlink(missing_ok=True)
     except OSError as error:
         log.error("%s cannot be removed: %s", record_path(turn), error)
+
+
+def bring_back() -> None:
+    """Put the records that a shutdown left (paths.WENT_DOWN_TURNS) beside those of this boot.
+
+    Their ticks are those of another boot, and are left out. Records of /run, after a soft reboot, are newer.
+    Blocks. Failures are logged.
+    """
+    try:
+        for left in paths.WENT_DOWN_TURNS.iterdir() if paths.WENT_DOWN_TURNS.is_dir() else ():
+            here = record_path(left.name)
+            if not here.exists():
+                head, *output = left.read_bytes().partition(f"\n{OUTPUT}\n".encode())
+                here.touch(0o600)
+                here.write_bytes(b"".join((TICKS.sub(rb"\1", head), *output)))
+                os.utime(here, ns=(left.stat().st_atime_ns, left.stat().st_mtime_ns))
+    except OSError as error:
+        log.error("%s cannot be read: %s; turns that ended then run again", paths.WENT_DOWN_TURNS, error)
 
 
 def read_record(turn: str) -> Record | None:

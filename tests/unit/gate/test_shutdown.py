@@ -8,7 +8,8 @@ import pytest
 
 from hostguard.core import paths
 from hostguard.core.outcome import Record
-from hostguard.gate.shutdown import bring_back_records, cut_short, forget_mark, leave_mark, mark_time
+from hostguard.gate.shutdown import cut_short, forget_mark, leave_mark, mark_time
+from hostguard.turns.exit_record import bring_back
 
 RAN, EXITED, DIED = Record(True), Record(True, exit=0), Record(True, signal=15)
 NEVER_BEGAN = Record(not_started="no such file")
@@ -67,13 +68,13 @@ def test_records_that_the_shutdown_left_are_brought_back_without_their_ticks(tmp
     monkeypatch.setattr(paths, "WENT_DOWN_TURNS", left)
     monkeypatch.setattr(paths, "TURNS", here)
     here.mkdir()
-    bring_back_records()  # a shutdown by force left none
+    bring_back()  # a shutdown by force left none
     left.mkdir()
     (left / "1").write_text("started 5\nended 9\nexit 0\noutput\nstarted 7\n")
     os.utime(left / "1", (70, 70))
     (left / "2").write_text("started 5\n")
     (here / "2").write_text("started 5\nexit 3\n")  # a soft reboot
-    bring_back_records()
+    bring_back()
     assert (here / "1").read_text() == "started\nended\nexit 0\noutput\nstarted 7\n"
     assert (here / "1").stat().st_mtime == 70
     assert (here / "2").read_text() == "started 5\nexit 3\n"
