@@ -69,6 +69,8 @@ class History(Bench):
         file.write_bytes(raw)
         self.bits += 1
         self.host.sh("systemctl start hostguard.socket hostguard")
+        # The flip may have undone what the WAL had last: a resume.
+        self.host.wait_for(lambda: self.host.ask("hostguard resume").returncode == 0)
         self.host.wait_for(self._runs)
 
     def pause(self) -> None:

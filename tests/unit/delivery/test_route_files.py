@@ -1,6 +1,7 @@
 """Real files and real inotify."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -322,11 +323,19 @@ def test_no_watch_leaks(watching, there, tmp_path):
     watching(work, bob=there)
 
 
+def links():
+    """What this process has open."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            yield os.readlink(f"/proc/self/fd/{fd}")
+
+
 def test_no_descriptor_leaks(watching, there, tmp_path):
     """Whatever becomes of a reading: read, the same as before, no file, too large."""
 
     async def work(watched):
         await watched.change()
+        await until(lambda: not any("pidfd" in link for link in links()))  # of the process that read it
         before = os.listdir("/proc/self/fd")
         (tmp_path / "large").write_bytes(b" " * (ROUTES_MAX + 1))
         for path in (there, tmp_path, tmp_path / "large"):
