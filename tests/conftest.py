@@ -26,10 +26,13 @@ if in_guest():
         "rig: guests do not nest",
         *(f"{part}: {outside}" for part in ("vm", "package", "boot", "browser")),
     ]
+    if "HOSTGUARD_TESTS_VOLUTE" not in os.environ:
+        left_out.append("volute: tests/run --volute runs it")
 elif "HOSTGUARD_TESTS_IN_GUEST" in os.environ:
     raise SystemExit("tests/run wants these tests to run in a guest, and this machine is none")
 else:
-    left_out = ["system: this is no guest of the rig; tests/run boots one"]
+    boots = "this is no guest of the rig; tests/run boots one"
+    left_out = [f"system: {boots}", f"volute: {boots}"]
     if "HOSTGUARD_TESTS_VM" not in os.environ:
         left_out.append("vm: tests/run --vm runs it")
     if "HOSTGUARD_TESTS_BOOT" not in os.environ:

@@ -1,0 +1,16 @@
+"""Real minds under the guard: a turn begins, works in its scope, and ends with the mind's `done`."""
+
+from __future__ import annotations
+
+from real_minds import RealHost
+
+
+def test_a_turn_of_each(real: RealHost) -> None:
+    real.start()
+    rows = {mind: real.say(mind, bash=real.ran.command(mind, 0.2)) for mind in ("ada", "eve")}
+    for mind, row in rows.items():
+        (ended,) = real.done(row)
+        assert ended["result"]["reason"] == "the mind reported that it is done"
+        told = [event.type for event in real.events(mind, "session_start", "tool_use", "done")]
+        assert told == ["session_start", "tool_use", "done"]
+        assert [run.in_scope for run in real.ran.runs(mind)] == [True]
