@@ -59,13 +59,16 @@ class RealMind:
 
     def post(self, **body: Any) -> None:
         """A message past the guard, straight to the mind, as Volute's daemon would send it."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/message",
-            json.dumps({"channel": "@volute", "sender": "volute", **body}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            assert json.load(answer) == {"ok": True}
+        post_to(self.port, **body)
+
+
+def post_to(port: int, **body: Any) -> None:
+    """POST a message to a mind as Volute's daemon does."""
+    message = json.dumps({"channel": "@volute", "sender": "volute", **body}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/message", message, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer) == {"ok": True}
 
 
 class RealMinds:
