@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import httpx
-from guard import Guard
+from guard import Guard  # type: ignore[import-not-found]  # of this folder, which is on the path
 
 from hostguard.core import paths
 from hostguard.store.sums import maintain

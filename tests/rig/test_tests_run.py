@@ -40,6 +40,6 @@ def test_a_run_that_is_stopped_takes_its_guest_along(tmp_path: Path) -> None:
 
 
 def test_without_the_source_of_volute_there_is_nothing_to_do(tmp_path: Path) -> None:
-    command = [RIG.parent / "run", "--volute", tmp_path]
+    command = [str(RIG.parent / "run"), "--volute", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"left out: tests/run --volute, as there is no volute-*.tar.xz in {tmp_path}\n"
