@@ -1,4 +1,4 @@
-"""hostguardd, the composition root: builds the parts, subscribes to their signals, starts and stops them."""
+"""The composition root: builds the parts, subscribes to their signals, starts and stops them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from hostguard import __version__
 from hostguard.api.app import Operator, Status, make_app
 from hostguard.api.deliveries import Deliveries
 from hostguard.api.http import Budget
@@ -88,9 +87,6 @@ from hostguard.turns.outside import Outside
 from hostguard.turns.scopes import Scopes
 
 log = logging.getLogger("hostguard")
-
-USAGE = """usage: hostguardd [--user | --version]
-The daemon, configured in /etc/hostguard/hostguard.toml; with --user that of a user's own service manager."""
 
 EXIT_FAILURE = 1  # of the service, as in systemd.exec(5)
 SETTLE_S = 5.0  # for starts under way when we stop
@@ -393,18 +389,8 @@ class Daemon:
         self._stop.set()
 
 
-def main() -> None:
-    """Entry point of hostguardd."""
-    if sys.argv[1:] == ["--version"]:
-        print(f"hostguardd {__version__}")
-        return
-    if sys.argv[1:] == ["--user"]:
-        if not paths.USER:  # the paths are settled by now: begin again
-            os.execve(sys.executable, sys.orig_argv, {**os.environ, paths.USER_MANAGER: "1"})  # noqa: S606
-    elif sys.argv[1:]:
-        asked = sys.argv[1:] == ["--help"]
-        print(USAGE, file=sys.stdout if asked else sys.stderr)
-        sys.exit(0 if asked else 2)
+def run() -> NoReturn:
+    """Run the guard until it is told to stop, and exit."""
     os.umask(0o077)
     journal = Journal("hostguardd")
     take_over(journal)
@@ -415,7 +401,3 @@ def main() -> None:
         print(f"hostguardd: {obstacle(error).text}", file=sys.stderr)
         sys.exit(EXIT_FAILURE)
     os._exit(0)  # all is closed; Python would take longer to take its modules apart than all of the stop
-
-
-if __name__ == "__main__":
-    main()

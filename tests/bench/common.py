@@ -52,7 +52,7 @@ class Daemon:
             shutil.copytree(ROOT / "hostguard", MODULES, ignore=shutil.ignore_patterns("__pycache__"))
             compileall.compile_dir(MODULES, quiet=1)
             program = Path("/usr/bin/hostguardd")
-            program.write_text("#!/usr/bin/python3\nfrom hostguard.daemon import main\nmain()\n")
+            program.write_text("#!/usr/bin/python3\nfrom hostguard.hostguardd import main\nmain()\n")
             program.chmod(0o755)
             for unit in ("hostguard.service", "hostguard.slice", "hostguard-shutdown.service"):
                 shutil.copy(ROOT / "units" / unit, "/etc/systemd/system")

@@ -40,7 +40,7 @@ def install() -> None:
         assert paths.__file__.startswith("/usr/lib/"), paths.__file__
         systemctl("disable", "--now", UNIT, SOCKET)  # as in a checkout: each test starts it by itself
         return
-    for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.daemon")):
+    for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.hostguardd")):
         script = Path("/usr/bin", name)
         script.write_text(COMMAND.format(root=ROOT, python=sys.executable, module=module))
         script.chmod(0o755)

@@ -78,6 +78,6 @@ def turn(file: str) -> None:
 
 if __name__ == "__main__":
     turn(sys.argv.pop(1))
-    from hostguard.daemon import main
+    from hostguard.hostguardd import main
 
     main()

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LAYERS = (
     "core", "linux", "config", "systemd", "store", "telemetry", "turns", "pressure", "gate", "delivery",
-    "api", "daemon",
+    "api", "daemon", "hostguardd",
 )  # fmt: skip
 # The command line does without the daemon's parts.
 CLI_MAY = {"core", "linux", "config", "systemd", "telemetry", "pressure", "cli"}
@@ -99,4 +99,4 @@ def test_a_package_is_small_enough_to_know() -> None:
 
 def test_only_the_entry_points_lie_beside_the_packages() -> None:
     files = {path.name for path in (ROOT / "hostguard").iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "daemon.py", "README.md"}
+    assert files == {"__init__.py", "__main__.py", "daemon.py", "hostguardd.py", "README.md"}

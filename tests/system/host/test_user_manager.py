@@ -77,7 +77,7 @@ def pat() -> Iterator[Pat]:
         "useradd", "--create-home", "--groups=systemd-journal", USER
     )  # the guest's journal has no files of users
     made = Pat()
-    for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.daemon")):
+    for name, module in (("hostguard", "hostguard"), ("hostguardd", "hostguard.hostguardd")):
         script = COMMAND.format(root=ROOT, python=sys.executable, module=module)
         made.write(f".local/bin/{name}", script, 0o755)
     units = ".config/systemd/user"
