@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hostguard.api.app import Operator, Status, make_app
 from hostguard.api.deliveries import Deliveries
@@ -54,6 +54,7 @@ from hostguard.gate.waits import Waits
 from hostguard.linux import mlock
 from hostguard.linux.disk import UNKNOWN, choose
 from hostguard.linux.durable import NOT_DURABLE, doubt
+from hostguard.linux.sockets import Marked
 from hostguard.pressure.freezer import Freezer, thaw_left
 from hostguard.pressure.monitor import Monitor
 from hostguard.pressure.throttle import Throttle
@@ -85,6 +86,9 @@ from hostguard.turns.live import Live, TurnEnded
 from hostguard.turns.mind_client import MindClient
 from hostguard.turns.outside import Outside
 from hostguard.turns.scopes import Scopes
+
+if TYPE_CHECKING:
+    from hostguard.front.front import Front
 
 log = logging.getLogger("hostguard")
 
@@ -118,7 +122,8 @@ class Parts:
         self.ledger = ledger = Ledger(queue, events, run_clients, waiters, policy, rows_stored, clock)
         self.availability, self.done_tracker = Availability(events), DoneTracker(waiters)
         self.readback, self.systemd = Readback(events), Systemd()
-        systemd, forks = self.systemd, ForkClient(self.systemd)
+        self.forks, self.marked, self.unit_started = ForkClient(self.systemd), Marked(), unit_started
+        systemd, forks = self.systemd, self.forks
         self.scopes = scopes = Scopes(
             live, systemd, forks, self.readback, redrive, turn_ended, unit_started, clock
         )
@@ -139,8 +144,8 @@ class Parts:
         self.outside = Outside(live, scopes, systemd, policy, adoption, waits, events, clock)
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
-            scopes, live, adoption, MindClient(systemd), self.availability, self.done_tracker, ledger,
-            self.rows, self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
+            scopes, live, adoption, MindClient(systemd, self.marked), self.availability, self.done_tracker,
+            ledger, self.rows, self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
         )  # fmt: skip
         exec_driver, run_driver = ExecDriver(scopes), RunDriver(scopes, run_clients.take)
         self.drivers = drivers = Drivers(exec_driver, run_driver, self.residents)
@@ -232,6 +237,8 @@ class Daemon:
         self.endpoint = Endpoint(
             policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, room
         )
+        self.front: Front | None = None
+        self.room = room
         self.web = WebEndpoint(self.notifier, room, Pages(policy, reports, parts.control), metrics)
         self.device = UNKNOWN
         self.doubt: str | None = None  # why what is accepted may not be on a disk
@@ -249,6 +256,7 @@ class Daemon:
             "schedule_broken": of_schedules(self.parts.scheduler.held()),
             "minds_endpoint": self.endpoint.problem,
             "web_endpoint": self.web.problem,
+            "volute_front": self.front.problem if self.front is not None else None,
             "not_durable": self.doubt and NOT_DURABLE.format(self.doubt),
         }
         return self.shown.page(self.device, faults, self.parts.readback.verdicts)
@@ -286,6 +294,8 @@ class Daemon:
         parts.sleeper.close()
         await parts.monitor.close()
         parts.held.close()
+        if self.front is not None:
+            await self.front.close()
         await parts.routes.close()
         server.end()
         await self.endpoint.close()
@@ -313,6 +323,8 @@ class Daemon:
         parts.health.load(*await self.queue.read(lambda db: (failures.latest(db), failures.dead(db))))
         await self._use(config)
         await parts.scopes.open()
+        if self.front is not None:
+            await self.front.know()
         return config
 
     async def _start(self, config: Config) -> Server:
@@ -332,11 +344,14 @@ class Daemon:
         await server.start(self._standby.listener or listen(paths.SOCKET))
         await self.endpoint.start(config.events_listen)
         await self.web.start(config.web_listen)
+        if self.front is not None:
+            self.front.start()
         await mlock.try_lock()
         return server
 
     async def _use(self, config: Config) -> None:
         """Follow the configuration, as far as a start and a reload do the same."""
+        config = await self._with_volute(config)
         parts, minds = self.parts, config.minds.values()
         await parts.residents.use(config)
         parts.policy.config = config
@@ -347,7 +362,20 @@ class Daemon:
         log.info("device: %s: %s", device.node or "none", device.reason)
         self.doubt = await asyncio.to_thread(doubt, paths.DATABASE)
         await parts.readback.configure(config, device)
-        parts.systemd.followed = frozenset(mind.unit for mind in minds if mind.unit is not None)
+        parts.systemd.followed = frozenset(unit for mind in minds if (unit := mind.unit or mind.volute))
+
+    async def _with_volute(self, config: Config) -> Config:
+        """The configuration with the minds of Volute, if the guard is in front of one."""
+        if config.volute is not None and self.front is None:
+            from hostguard.front.front import Front
+
+            parts = self.parts
+            self.front = await asyncio.to_thread(
+                Front.make, parts.policy, parts.forks, parts.residents, parts.done_tracker, parts.acceptor,
+                parts.marked, parts.redrive, self.room,
+            )  # fmt: skip
+            parts.unit_started.subscribe(self.front.unit_started)
+        return config if self.front is None else self.front.joined(config)
 
     async def reload(self) -> None:
         """Read the configuration again; a bad one is refused whole. Raises ConfigError."""

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
@@ -187,13 +188,17 @@ def activated() -> bool:
 
 
 def handed_over(name: str) -> socket.socket | None:
-    """The socket of this name that systemd gave us at our start, to be taken once: sd_listen_fds(3)."""
+    """The first socket of this name that systemd gave us at our start, to be taken once: sd_listen_fds(3)."""
+    return next(all_handed_over(name), None)
+
+
+def all_handed_over(name: str) -> Iterator[socket.socket]:
+    """All sockets of this name, as `handed_over`."""
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    if os.environ.get("LISTEN_PID") != str(os.getpid()) or name not in names:
-        return None
-    fd = FIRST_FD + names.index(name)
-    os.set_inheritable(fd, False)
-    return socket.socket(fileno=fd)
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        for fd in [FIRST_FD + number for number, one in enumerate(names) if one == name]:
+            os.set_inheritable(fd, False)
+            yield socket.socket(fileno=fd)
 
 
 def passed_netlink() -> socket.socket | None:

@@ -10,7 +10,7 @@ from typing import Any
 from hostguard.config.on_host import with_user
 from hostguard.config.schema import MIND
 from hostguard.config.toml import KeyPath, dotted, quoted
-from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, WakeOn
+from hostguard.core.model import Channel, Config, Limits, Mind, Schedule, Volute, WakeOn
 from hostguard.core.payload import compact, scheduled
 from hostguard.core.settings import Settings, settings_fault
 
@@ -59,6 +59,7 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
         events_listen=values.get("events", {}).get("listen"),
         web_listen=web.get("listen"),
         web_token=web.get("token"),
+        volute=_volute(values.get("volute"), reading),
         device_path=values.get("device", {}).get("path", "auto"),
         turn=Limits(**turn),
         pressure=pressure,
@@ -66,6 +67,14 @@ def build(values: dict[str, Any], reading: Reading) -> Config:
         channels=channels,
         sources=tuple(reading.sources),
     )
+
+
+def _volute(table: dict[str, Any] | None, reading: Reading) -> Volute | None:
+    if table is None:
+        return None
+    if "home" not in table and ("volute", "home") not in reading.origin:
+        reading.refuse(("volute",), "home is missing: the folder that Volute calls VOLUTE_HOME")
+    return Volute(**{"home": "", **table})
 
 
 def _refuse_shared(minds: Mapping[str, Mind], reading: Reading) -> None:

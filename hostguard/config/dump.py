@@ -29,6 +29,7 @@ def as_dict(config: Config, *, secrets: bool = False) -> dict[str, Any]:
         "schedules": {name: _schedule_dict(schedule) for name, schedule in config.schedules.items()},
         "events": {"listen": _address(config.events_listen)} if config.events_listen else {},
         "web": _web_dict(config, secrets),
+        "volute": {**asdict(config.volute), "ports": [*config.volute.ports]} if config.volute else {},
     }
 
 

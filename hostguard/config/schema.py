@@ -196,6 +196,15 @@ def _listen(value: Any) -> tuple[str, int]:
     return ("127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")), int(match[2])
 
 
+def _ports(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError
+    first, last = (_within(port, 1, 65535) for port in value)
+    if first > last:
+        raise ValueError("the first is greater than the last")
+    return first, last
+
+
 def _globs(value: Any) -> tuple[str, ...]:
     return () if value == [] else _texts(value)
 
@@ -334,6 +343,9 @@ KEYS: dict[str, Key] = {
     "events.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4200"'),
     "web.listen": Key(_listen, 'a loopback address and a port, such as "127.0.0.1:4300"'),
     "web.token": Key(_token, '"sha256:" and the 64 hexadecimal digits of a token\'s SHA-256', secret=True),
+    "volute.home": Key(_absolute, "the absolute path of Volute's home (VOLUTE_HOME)"),
+    "volute.unit": Key(_unit, 'the name of the service that runs Volute, such as "volute.service"'),
+    "volute.ports": Key(_ports, "the first and the last port of its minds, such as [4100, 4199]"),
     **{f"schedules.*.{name}": key for name, key in SCHEDULE.items()},
     "channels.*.minds": Key(_members, f"a list of 1 to {CHANNEL_MINDS_MAX} names of configured minds"),
 }

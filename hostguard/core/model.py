@@ -145,6 +145,7 @@ class Mind:
     groups: tuple[int, ...] = ()
     home: str = "/"
     shell: str = "/bin/sh"
+    volute: str | None = None  # the service of the Volute that runs its server, behind the guard: see front/
     sandbox: str = "none"  # or "strict": nothing of the host runs anything for its user outside of turns
     broken: str = ""  # why it cannot work on this host now: its user, program or sandbox is not there
 
@@ -165,6 +166,15 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Volute:
+    """A Volute on this host, behind the guard. `ports`: the first and the last port of its minds."""
+
+    home: str  # its VOLUTE_HOME
+    unit: str = "volute.service"
+    ports: tuple[int, int] = (4100, 4199)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole configuration, after defaults. `sources` lists the files read, in order."""
 
@@ -182,6 +192,7 @@ class Config:
     events_listen: tuple[str, int] | None = None  # loopback address and port of the minds' endpoint
     web_listen: tuple[str, int] | None = None  # and of the pages and metrics for people and their tools
     web_token: str | None = None  # SHA-256, hex, of the token to act there; None: they are only to be read
+    volute: Volute | None = None
     sources: tuple[str, ...] = ()
 
 

@@ -35,6 +35,7 @@ CONFINED = STATE / "confined"  # config/users.py; packaging/pam-configs reads it
 WENT_DOWN = STATE / "went-down"  # gate/shutdown.py
 WENT_DOWN_TURNS = STATE / "went-down-turns"  # copies of TURNS, by hostguard-shutdown.service
 PRESSURE = RUNTIME / "pressure.json"  # pressure/saved_state.py
+VOLUTE = RUNTIME / "volute.json"  # front/registry.py
 DATABASE = STATE / "queue.db"
 
 

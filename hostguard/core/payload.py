@@ -21,6 +21,7 @@ RESIDENT_FIELDS = (
 # Of JSON from outside. Python's own stack ends at some 900 levels, and differs by version. An item takes up
 # to 300 bytes and a microsecond, and is sent in three bytes: two million took two seconds.
 DEPTH_MAX, ITEMS_MAX = 100, 20_000
+REQUEST = "request"  # of a payload that came through front/: the HTTP request, byte for byte, as Latin-1
 ITEM_BYTES = 50  # as many as an item counts for in a batch, so that one of 1 MiB has ITEMS_MAX of them, too
 
 
@@ -132,6 +133,14 @@ def for_exec(row: Delivery, raw: bytes, waited_ms: int, behind: str | None) -> b
     payload["session"] = row.session
     _tell_wait(payload, waited_ms, behind)
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def request(raw: bytes) -> bytes | None:
+    """The HTTP request as which the message came and goes to the mind; None: it came otherwise."""
+    if not raw.startswith(b'{"%s":' % REQUEST.encode()):  # it comes first: most payloads need not be parsed
+        return None
+    text: str = json.loads(raw)[REQUEST]
+    return text.encode("latin-1")
 
 
 def for_resident(

@@ -1,5 +1,7 @@
 """TCP sockets: who listens, and who has the other end of a connection. By /proc, or for one by SockDiag.
 
+Also connections that nftables redirects, and the mark of those that it does not.
+
 /proc/net is that of the guard's own network namespace. Its rows have the user whose a socket is, and the
 inode by which a process holds it. A connection that nobody has accepted yet has no inode: those that listen
 can still accept it. All but SockDiag reads descriptors of processes or long tables: call it in a thread.
@@ -17,7 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import psutil
 
@@ -41,6 +45,11 @@ HEAD = struct.Struct("=IHHIIBBBBI")  # struct nlmsghdr; of struct inet_diag_req_
 ID = struct.Struct("!HH16s16sIII")  # struct inet_diag_sockid
 # Of an nlmsghdr type and number, of a struct inet_diag_msg uid and inode.
 TOLD = struct.Struct("=4xH2xI4x4x48x12xII")
+
+# For connections that are redirected.
+MARK = 0x4847  # of the guard's own: the nft table leaves them alone
+ORIGINAL_DST = 80  # SO_ORIGINAL_DST of linux/netfilter_ipv4.h, and IP6T_SO_ORIGINAL_DST
+SIZE_V4, SIZE_V6 = 16, 28  # of a struct sockaddr_in and sockaddr_in6
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +226,40 @@ class SockDiag:
             type_, number, uid, inode = TOLD.unpack_from(self._netlink.recv(1024).ljust(TOLD.size, b"\0"))
             if number == self._asked:  # others were for a guard that was killed
                 return (uid, inode) if type_ == BY_FAMILY else None
+
+
+def meant(sock: socket.socket) -> Address | None:
+    """Where the client of an accepted connection wanted to go; None: here, it was not redirected."""
+    v6 = sock.family == socket.AF_INET6
+    level, size = (socket.IPPROTO_IPV6, SIZE_V6) if v6 else (socket.IPPROTO_IP, SIZE_V4)
+    try:
+        raw = sock.getsockopt(level, ORIGINAL_DST, size)
+    except OSError:  # the kernel tracks no such connection
+        return None
+    packed = raw[8:24] if v6 else raw[4:8]
+    address = socket.inet_ntop(sock.family, packed), int.from_bytes(raw[2:4], "big")
+    return None if address == sock.getsockname()[:2] else address
+
+
+class Marked:
+    """Makes sockets whose connections are not redirected, and knows them if one comes back all the same."""
+
+    def __init__(self) -> None:
+        self._made: WeakSet[socket.socket] = WeakSet()
+
+    def socket(self, family: int) -> socket.socket:
+        """A new TCP socket with the mark, which takes CAP_NET_RAW. Raises OSError."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+        except OSError as error:
+            sock.close()
+            raise OSError(
+                error.errno, f"its connection cannot be marked (SO_MARK): {error.strerror}"
+            ) from None
+        self._made.add(sock)
+        return sock
+
+    def has(self, address: Any) -> bool:
+        """True if one of the sockets that are open has this address."""
+        return any(sock.fileno() >= 0 and sock.getsockname()[:2] == address for sock in self._made)

@@ -29,6 +29,7 @@ CODES = {
     "reload_failed": (BAD, "problem"),
     "minds_endpoint": (BAD, "problem"),
     "web_endpoint": (BAD, "problem"),
+    "volute_front": (BAD, "problem"),
     "no_disk": (WARN, "disk"),
     "not_durable": (WARN, "queue"),
     "mind_frozen": (WARN, "frozen"),

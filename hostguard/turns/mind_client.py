@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hostguard.core.errors import named
 from hostguard.core.model import Delivery, Mind
+from hostguard.linux.sockets import Marked
 from hostguard.turns.mind_listener import Manager, MindListeners
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def key(row: Delivery) -> str:
 class MindClient:
     """One client for all minds, ready once `open` was called."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, marked: Marked) -> None:
         self._listeners = MindListeners(manager)
+        self._marked = marked
         self._client: httpx.AsyncClient | None = None
 
     def open(self) -> None:
@@ -61,24 +63,30 @@ class MindClient:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # newer ones log each request
         # It follows no proxy of the environment, and asks for no encoding that would have to be undone.
         self._client = httpx.AsyncClient(
-            transport=MindTransport(self._listeners),
+            transport=MindTransport(self._listeners, self._marked),
             trust_env=False,
             headers={"Accept-Encoding": "identity", "Connection": "close"},
         )
 
-    async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any], turn: str) -> Posted:
-        """POST the message. Never raises, whatever the mind's URL or answer, unless it is cancelled."""
+    async def post(self, mind: Mind, row: Delivery, body: Mapping[str, Any] | bytes, turn: str) -> Posted:
+        """POST the message; bytes are a whole request that is sent as it is.
+
+        Never raises, whatever the mind's URL or answer, unless it is cancelled.
+        """
         import httpx
 
-        from hostguard.turns.mind_transport import MIND, Stranger
+        from hostguard.turns.mind_transport import AS_IT_IS, MIND, Stranger
 
         self.open()
         assert self._client is not None
-        raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+        raw, extensions = b"", {MIND: mind, AS_IT_IS: body}
+        if not isinstance(body, bytes):
+            raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+            del extensions[AS_IT_IS]
         headers = {"Content-Type": "application/json", "Idempotency-Key": key(row), "X-Hostguard-Turn": turn}
         try:
             answer = await self._client.post(
-                f"{mind.url}/message", content=raw, headers=headers, extensions={MIND: mind}
+                f"{mind.url}/message", content=raw, headers=headers, extensions=extensions
             )
         except Stranger as error:
             return Posted(Outcome.STRANGER, str(error))

@@ -2,7 +2,7 @@
 
 The rule for the other end of a connection:
   root's           is the mind's: it is systemd's, or docker-proxy's, and root can read everything anyway
-  mind with unit   its process is in that unit
+  mind with unit   its process is in that unit; one that Volute runs, in Volute's
   only with user   it is of that user, under a user's service manager always of that one
   with neither     nobody knows: it is the mind's
   another host's   cannot be seen: it is the mind's
@@ -63,8 +63,9 @@ class MindListeners:
         return None
 
     def _is_mind(self, mind: Mind, found: Socket) -> bool:
-        if mind.unit is not None:
-            return found.uid == 0 or self._in_unit(mind.unit, found)
+        unit = mind.unit or mind.volute
+        if unit is not None:
+            return found.uid == 0 or self._in_unit(unit, found)
         return of_its_user(mind, found.uid)
 
     def _in_unit(self, unit: str, found: Socket) -> bool:

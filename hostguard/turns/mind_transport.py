@@ -16,6 +16,7 @@ import h11
 import httpx
 
 from hostguard.core.model import Mind
+from hostguard.linux.sockets import Marked
 from hostguard.turns.mind_listener import MindListeners, Unseen
 
 # volute.md: Volute's daemon allows a mind this long, from the connection to the head of the answer.
@@ -26,7 +27,8 @@ HEAD_MAX = 16 << 10  # bytes up to the end of the answer's head, with what comes
 INTERIM_MAX = 8  # answers such as 100 Continue before the one that counts
 REPLY_MAX = 16 << 10  # bytes of an answer's body that are read
 READ = 4 << 10  # bytes at a time: h11 takes some 10 ms for the worst of them
-MIND = "mind"  # the extension of a request that has the mind
+# Extensions of a request: the mind, and the bytes that are sent in place of the request.
+MIND, AS_IT_IS = "mind", "as_it_is"
 
 
 class Stranger(Exception):
@@ -43,8 +45,8 @@ class MindTransport(httpx.AsyncBaseTransport):
     It keeps no connection: a mind may close one at any time.
     """
 
-    def __init__(self, listeners: MindListeners) -> None:
-        self._listeners = listeners
+    def __init__(self, listeners: MindListeners, marked: Marked) -> None:
+        self._listeners, self._marked = listeners, marked
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer's status, and the beginning of its body. Raises Stranger, httpx.TransportError."""
@@ -52,14 +54,16 @@ class MindTransport(httpx.AsyncBaseTransport):
         head = h11.Request(method=request.method, target=request.url.raw_path, headers=[*request.headers.raw])
         events = (head, h11.Data(data=await request.aread()), h11.EndOfMessage())
         sent = b"".join(http.send(event) or b"" for event in events)
+        sent, mind = request.extensions.get(AS_IT_IS, sent), request.extensions[MIND]
+        marked = self._marked if mind.volute else None
         try:
             async with asyncio.timeout(CONNECT_S):
-                sock = await _connected(request.url.host, request.url.port or 80)
+                sock = await _connected(request.url.host, request.url.port or 80, marked)
         except OSError as error:
             raise httpx.ConnectError(str(error) or "no answer") from error
         with sock:
             try:
-                await self._check(request.extensions[MIND], sock)
+                await self._check(mind, sock)
                 status, body = await _exchange(http, sock, sent)
             except TimeoutError as error:
                 raise httpx.ReadTimeout(f"no answer within {POST_S:.0f} s") from error
@@ -78,11 +82,11 @@ class MindTransport(httpx.AsyncBaseTransport):
             raise Stranger(f"its port {peer[1]} is taken by {found}")
 
 
-async def _connected(host: str, port: int) -> socket.socket:
+async def _connected(host: str, port: int, marked: Marked | None) -> socket.socket:
     """A connection to the first address of the host that accepts one. Raises OSError."""
     loop, error = asyncio.get_running_loop(), OSError("its name has no address")
     for family, address in await _addresses(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = socket.socket(family, socket.SOCK_STREAM) if marked is None else marked.socket(family)
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, address)

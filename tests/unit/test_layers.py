@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LAYERS = (
     "core", "linux", "config", "systemd", "store", "telemetry", "turns", "pressure", "gate", "delivery",
-    "api", "daemon", "hostguardd",
+    "api", "front", "daemon", "hostguardd",
 )  # fmt: skip
 # The command line does without the daemon's parts.
 CLI_MAY = {"core", "linux", "config", "systemd", "telemetry", "pressure", "cli"}

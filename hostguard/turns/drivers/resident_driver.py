@@ -161,7 +161,7 @@ class ResidentDriver(TurnDriver):
 
     async def _post(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes, waited: Waited) -> Posted:
         notes = self._notes.instructions(mind.name, row.session)
-        body = payload.for_resident(row, raw, waited.ms, waited.behind, notes)
+        body = payload.request(raw) or payload.for_resident(row, raw, waited.ms, waited.behind, notes)
         resident = turn.resident
         assert turn.live.id is not None
         assert resident is not None
