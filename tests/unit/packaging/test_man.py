@@ -18,7 +18,7 @@ from hostguard.cli.group import cli
 from hostguard.cli.verbs import run
 from hostguard.config.schema import KEYS, UNLIMITED
 from hostguard.core import paths
-from hostguard.core.model import Config, Limits, Mind, Schedule, WakeOn
+from hostguard.core.model import Config, Limits, Mind, Schedule, Volute, WakeOn
 from hostguard.core.settings import Settings
 
 MAN = Path(__file__).parents[3] / "packaging/man"
@@ -128,6 +128,7 @@ DEFAULTS: dict[str, Any] = {
     "minds.*": Mind(""),
     "minds.*.wake_on": WakeOn(),
     "schedules.*": Schedule("", ""),
+    "volute": Volute(""),
 }
 
 
@@ -166,7 +167,7 @@ def test_the_page_has_the_allowed_values_of_a_key(key: str) -> None:
 def test_the_page_has_the_default(key: str) -> None:
     table, _, name = key.rpartition(".")
     text = KNOWN[place(key)]
-    stated = re.search(rf'Default(?: of {name})?: (unset|\S*?"?)(?:[.,]|$)(?: |$)', text)
+    stated = re.search(rf'Default(?: of {name})?: (unset|\[[^]]*]|\S*?"?)(?:[.,]|$)(?: |$)', text)
     if key == "device.path":
         default: Any = Config().device_path
     elif key == "events.listen":

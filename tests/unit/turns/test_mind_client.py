@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hostguard.core.model import Delivery, Kind, Mind, State
+from hostguard.linux.sockets import Marked
 from hostguard.turns import mind_transport
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
 from hostguard.turns.mind_listener import MindListeners, Unseen
@@ -27,7 +28,7 @@ class Manager:
 
 
 def posted_to(url: str) -> Coroutine[Any, Any, Posted]:
-    return MindClient(Manager()).post(Mind("m", url=url), ROW, {"content": "hi"}, "7")
+    return MindClient(Manager(), Marked()).post(Mind("m", url=url), ROW, {"content": "hi"}, "7")
 
 
 def post(*answer: bytes, pause: float = 0.0, then: float = 0.0) -> Posted:
