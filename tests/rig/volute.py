@@ -49,7 +49,9 @@ class Volute:
                 " running INTEGER NOT NULL DEFAULT 0)"
             )
         self.kept = self.db()  # as Volute: open for good, so that the newest rows are only in the WAL
-        (self.system / "daemon.json").write_text(json.dumps({"port": port, "token": TOKEN, "hostname": "127.0.0.1"}))
+        (self.system / "daemon.json").write_text(
+            json.dumps({"port": port, "token": TOKEN, "hostname": "127.0.0.1"})
+        )
         for (name,) in self.kept.execute("SELECT name FROM minds WHERE running").fetchall():
             self.start(name)
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from front_host import FrontHost
-from guard import Guard, wait_for
-from guarded import LONG_S
+from guard import Guard
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
+from until import until
 
 from hostguard.api.http import Budget
 from hostguard.front import relay as relays
@@ -73,7 +74,9 @@ class Host:
 
 
 @asynccontextmanager
-async def a_host(listens: bool = True) -> AsyncIterator[tuple[Host, asyncio.StreamReader, asyncio.StreamWriter]]:
+async def a_host(
+    listens: bool = True,
+) -> AsyncIterator[tuple[Host, asyncio.StreamReader, asyncio.StreamWriter]]:
     host = Host()
     server = await asyncio.start_server(host.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -84,7 +87,11 @@ async def a_host(listens: bool = True) -> AsyncIterator[tuple[Host, asyncio.Stre
         theirs, _ = listening.accept()
     theirs.setblocking(False)
     relay = Relay(
-        theirs, ("127.0.0.1", port), host.messages, Unmarked(), lambda _, listens: host.reached.append(listens)
+        theirs,
+        ("127.0.0.1", port),
+        host.messages,
+        Unmarked(),
+        lambda _, listens: host.reached.append(listens),
     )
     serving = asyncio.create_task(relay.serve())
     reader, writer = await asyncio.open_connection(sock=ours)
@@ -143,8 +150,8 @@ def test_answers_go_in_the_order_of_requests() -> None:
         async with a_host() as (host, reader, writer):
             host.answers = False
             writer.write(GET + POST)
-            while not (host.messages.kept and host.mind):
-                await asyncio.sleep(0.01)
+            await until(lambda: host.messages.kept and host.mind)
+            assert host.mind is not None
             host.mind.write(HEALTHY)
             said = await reader.read()
             assert said.startswith(HEALTHY)
@@ -155,11 +162,10 @@ def test_answers_go_in_the_order_of_requests() -> None:
 
 def test_a_port_without_a_mind_is_passed_through() -> None:
     async def main() -> None:
-        async with a_host() as (host, reader, writer):
+        async with a_host() as (host, _, writer):
             host.messages.mind = None
             writer.write(POST)
-            while host.got != POST:
-                await asyncio.sleep(0.01)
+            await until(lambda: host.got == POST)
             assert host.messages.kept == []
 
     asyncio.run(main())
@@ -169,8 +175,8 @@ def test_what_is_not_http_goes_through_both_ways() -> None:
     async def main() -> None:
         async with a_host() as (host, reader, writer):
             writer.write(b"\x16\x03\x01 hello")
-            while host.mind is None or not host.got:
-                await asyncio.sleep(0.01)
+            await until(lambda: host.mind and host.got)
+            assert host.mind is not None
             host.mind.write(b"\x15")
             assert await reader.readexactly(1) == b"\x15"
             assert host.got == b"\x16\x03\x01 hello"
@@ -204,7 +210,11 @@ def test_what_cannot_be_kept_is_not_answered_but_reset() -> None:
 @pytest.mark.parametrize(
     ("sent", "status", "said"),
     [
-        (b"POST /message HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n", 413, ["its body has 1001 bytes"]),
+        (
+            b"POST /message HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n",
+            413,
+            ["its body has 1001 bytes"],
+        ),
         (b"POST /message HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{a}", 400, ["not JSON"]),
         (b"POST /message HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n[1]", 400, ["not a JSON object"]),
         (b"POST /message HTTP/1.1\r\n\r\n", 400, []),
