@@ -179,7 +179,7 @@ class Server(ThreadingHTTPServer):
 
 def main() -> None:
     home, port = Path(sys.argv[1]), int(sys.argv[2])
-    server = Server(("127.0.0.1", port), lambda *args: None)  # type: ignore[arg-type, return-value]
+    server = Server(("127.0.0.1", port), lambda *args: None)  # type: ignore[arg-type]
     server.RequestHandlerClass = handler(Volute(home, port))
     server.serve_forever()
 
