@@ -392,6 +392,9 @@ class Daemon:
             self.shown.reload_failed = False
             await self.queue.renew_notice()
             await self._use(config)
+            if self.front is not None:
+                await self.front.know()
+                self.front.start()
             await mlock.try_lock()
             parts.monitor.use(self.device)
             await self.endpoint.reload(config.events_listen)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hostguard.core import outcome
+from hostguard.core import payload as payloads
 from hostguard.core.clock import Clock, Now
 from hostguard.core.model import Delivery, Hold, HostView, Mind, MindView, Row, State
 from hostguard.core.outcome import Usage
@@ -83,7 +83,7 @@ class Views:
         if hold is not None and not waiting.later(now):
             view["hold"] = _hold(hold, waiting, now)
         if payload is not None:
-            view["payload"] = json.loads(payload)
+            view["payload"] = payloads.shown(payload)
         return view
 
     def why(self, row: Delivery) -> Json:

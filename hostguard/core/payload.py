@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hostguard.core.model import Delivery, Kind, Schedule
@@ -141,6 +142,16 @@ def request(raw: bytes) -> bytes | None:
         return None
     text: str = json.loads(raw)[REQUEST]
     return text.encode("latin-1")
+
+
+def shown(raw: bytes) -> dict[str, Any]:
+    """The payload as a person reads it: of a request, the content in its place."""
+    payload: dict[str, Any] = json.loads(raw)
+    if (sent := request(raw)) is not None:
+        del payload[REQUEST]
+        with suppress(ValueError, LookupError, TypeError):  # it came in chunks
+            payload["content"] = json.loads(sent.partition(b"\r\n\r\n")[2])["content"]
+    return payload
 
 
 def for_resident(

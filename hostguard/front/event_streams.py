@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 TYPES = "session_start,thinking,text,tool_use,tool_result,usage,done"  # those that show work, or its end
 SILENT_S = 60.0  # the daemon sends a ping each 15 s
-AGAIN_S, AGAIN_MAX_S = 0.5, 60.0  # between two attempts; each pause is twice the one before
+# Between two attempts; each pause is twice the one before. After the longest one it waits to be stirred.
+AGAIN_S, AGAIN_MAX_S = 0.5, 60.0
 READ = 16 << 10  # bytes
 LINE_MAX = 1 << 20  # bytes of an event; a longer one is left out
 
@@ -100,9 +101,8 @@ class EventStreams:
             except (OSError, h11.RemoteProtocolError):  # TimeoutError is one
                 pass
             stirred = asyncio.ensure_future(self._stirred.wait())
-            await asyncio.wait([stirred], timeout=pause)
-            if stirred.cancel():
-                pause = min(2 * pause, AGAIN_MAX_S)
+            await asyncio.wait([stirred], timeout=pause if pause < AGAIN_MAX_S else None)
+            pause = min(2 * pause, AGAIN_MAX_S) if stirred.cancel() else AGAIN_S
             await self._registry.read()  # one for all streams: a new daemon has a new token
 
     async def _read(self, mind: str, daemon: DaemonAddress) -> None:

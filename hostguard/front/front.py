@@ -47,7 +47,7 @@ class Front:
     _registry: Registry
     _streams: EventStreams
     _messages: Messages
-    problem: str | None = field(default=None, init=False)  # why it does not serve
+    _missing: bool = field(default=False, init=False)  # systemd gave no sockets
     _sockets: list[socket.socket] = field(default_factory=list, init=False)
     _relays: dict[Relay, asyncio.Task[None]] = field(default_factory=dict, init=False)  # the oldest first
     _waits: bool = field(default=False, init=False)  # all places are taken
@@ -73,6 +73,13 @@ class Front:
         messages = Messages(policy, registry, acceptor, budget)
         return Front(policy, residents, marked, registry, streams, messages)
 
+    @property
+    def problem(self) -> str | None:
+        """Why messages of Volute do not come through."""
+        if self._missing:
+            return NO_SOCKETS
+        return self._registry.fault and f"the registry of Volute cannot be read: {self._registry.fault}"
+
     def joined(self, config: Config) -> Config:
         """The configuration with Volute's minds."""
         return self._registry.joined(config)
@@ -83,11 +90,13 @@ class Front:
         await self._residents.use(self._policy.config)
 
     def start(self) -> None:
-        """Serve, while [volute] is configured."""
+        """Serve from now on."""
+        if self._sockets:
+            return
         self._sockets = [*all_handed_over(FD_NAME)]
-        self.problem = None if self._sockets else NO_SOCKETS
-        if self.problem:
-            log.error("%s", self.problem)
+        self._missing = not self._sockets
+        if self._missing:
+            log.error("%s", NO_SOCKETS)
         for sock in self._sockets:
             sock.setblocking(False)
             sock.listen(BACKLOG)

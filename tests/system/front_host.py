@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import psutil
 import volute
 from guard import Guard, run, systemctl, wait_for
 from guarded import LONG_S, GuardedHost
@@ -42,6 +43,11 @@ table inet hostguard {{
 """
 
 
+def load_nft(table: str) -> None:
+    """Replace the rules at once."""
+    subprocess.run(["nft", "-f", "-"], input=table, text=True, check=True)
+
+
 class FrontHost(GuardedHost):
     """A context manager. `start` starts Volute with these minds, and the guard in front of it."""
 
@@ -62,7 +68,6 @@ class FrontHost(GuardedHost):
             self.api.close()
             systemctl("stop", UNIT.name)
             subprocess.run(["nft", "delete", "table", "inet", "hostguard"], check=False)
-            UNIT.unlink(missing_ok=True)
             shutil.rmtree(HOME, ignore_errors=True)
 
     def start(self, *minds: str, work: float = 0.1, rest: str = "", **limits: int) -> None:
@@ -72,12 +77,10 @@ class FrontHost(GuardedHost):
         UNIT.write_text(TEXT)
         reload_if_needed(UNIT)
         systemctl("start", UNIT.name)
-        wait_for(lambda: (HOME / "system/daemon.json").exists())
         wait_for(self.answers)
         for name in minds:
             self.add(name, work=work)
-        subprocess.run(["nft", "-f", "-"], input=NFT, text=True, check=True)
-        systemctl("start", "hostguard-front.socket")
+        load_nft(NFT)
         lines = "".join(f"{name} = {value}\n" for name, value in limits.items())
         self.guard.start(f'[limits]\n{lines}\n[volute]\nhome = "{HOME}"\n{rest}')
         for name in minds:
@@ -115,5 +118,17 @@ class FrontHost(GuardedHost):
         """What the mind was sent, in order."""
         return [line["content"] for line in self.log(name, "message")]
 
+    def why(self, row: int) -> str | None:
+        """The reason for which a row is held."""
+        found: str | None = self.row(row).get("hold", {}).get("reason")
+        return found
 
-__all__ = ["FrontHost", "run"]
+    def child(self, name: str) -> str:
+        """The unit in which the process is that works for the mind; "" if there is none."""
+        pids = run("systemctl", "show", "--value", "--property=MainPID", UNIT.name).stdout.split()
+        minds = psutil.Process(int(pids[0])).children()
+        mind = next((one for one in minds if f"--name={name}" in one.cmdline()), None)
+        workers = mind.children() if mind is not None else []
+        if not workers:
+            return ""
+        return Path(f"/proc/{workers[0].pid}/cgroup").read_text().strip().rpartition("/")[2]

@@ -140,3 +140,10 @@ def test_it_is_answered_as_a_mind_would() -> None:
     assert taken({}).endswith(b'\r\n\r\n{"ok":true}')
     assert taken({"kind": "event"}).endswith(b'\r\n\r\n{"event":true}')
     assert b"Connection: close\r\n" in taken({})
+
+
+@pytest.mark.parametrize(("raw", "content"), [(b'{"content":"hi"}', "hi"), (b"5\r\n{}", None), (b"[]", None)])
+def test_a_person_reads_the_content_of_a_request(raw: bytes, content: str | None) -> None:
+    shown = payload.shown(payload_of({}, "main", b"POST /message HTTP/1.1\r\n\r\n" + raw)[1])
+    assert (shown.get("content"), shown["session"]) == (content, "main")
+    assert "request" not in shown
