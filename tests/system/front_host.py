@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
+import nft
 import psutil
 import volute
 from guard import Guard, run, systemctl, wait_for
@@ -27,25 +27,6 @@ Delegate=yes
 KillMode=mixed
 ExecStart={sys.executable} -S {volute.__file__} {HOME} {PORT}
 """
-FIRST, LAST = 4100, 4199
-NFT = f"""
-table inet hostguard
-delete table inet hostguard
-table inet hostguard {{
-    chain output {{
-        type nat hook output priority -101; policy accept;
-        oifname != "lo" return
-        meta mark 0x4847 return
-        tcp flags & (fin | syn | rst | ack) != syn return
-        tcp dport {{ {FIRST}-{LAST} }} redirect to :4301
-    }}
-}}
-"""
-
-
-def load_nft(table: str) -> None:
-    """Replace the rules at once."""
-    subprocess.run(["nft", "-f", "-"], input=table, text=True, check=True)
 
 
 class FrontHost(GuardedHost):
@@ -67,7 +48,7 @@ class FrontHost(GuardedHost):
         finally:
             self.api.close()
             systemctl("stop", UNIT.name)
-            subprocess.run(["nft", "delete", "table", "inet", "hostguard"], check=False)
+            nft.unload()
             shutil.rmtree(HOME, ignore_errors=True)
 
     def start(self, *minds: str, work: float = 0.1, rest: str = "", **limits: int) -> None:
@@ -80,7 +61,7 @@ class FrontHost(GuardedHost):
         wait_for(self.answers)
         for name in minds:
             self.add(name, work=work)
-        load_nft(NFT)
+        nft.load()
         lines = "".join(f"{name} = {value}\n" for name, value in limits.items())
         self.guard.start(f'[limits]\n{lines}\n[volute]\nhome = "{HOME}"\n{rest}')
         for name in minds:
@@ -101,7 +82,7 @@ class FrontHost(GuardedHost):
         return answer.json()
 
     def add(self, name: str, work: float = 0.1) -> int:
-        port = self.ports[name] = FIRST + len(self.ports)
+        port = self.ports[name] = nft.FIRST + len(self.ports)
         self.volute("add", name=name, port=port, work=work)
         return port
 

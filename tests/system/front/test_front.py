@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import nft
 import pytest
-from front_host import FIRST, NFT, UNIT, FrontHost, load_nft
+from front_host import UNIT, FrontHost
 from guard import Guard, systemctl, wait_for
 from guarded import LONG_S
+from nft import FIRST
 
 SHARES_GUARD = True
 
@@ -146,12 +148,12 @@ def test_while_it_cannot_be_stored_a_message_waits_without_an_answer(front: Fron
 
 def test_the_guards_own_connection_does_not_come_back_to_it(front: FrontHost) -> None:
     front.start("ada")
-    load_nft(NFT.replace("meta mark 0x4847 return", ""))
+    nft.load(nft.TABLE.replace("meta mark 0x4847 return", ""))
     assert front.tell("ada", "hello")["status"] == 200
     (row,) = front.rows()
     wait_for(lambda: front.why(row["id"]) == "mind_down", LONG_S)
     assert len([*Path(f"/proc/{front.guard.pid}/fd").iterdir()]) < 100
-    load_nft(NFT)
+    nft.load()
     front.volute("stop", name="ada")
     front.volute("start", name="ada")
     front.done(row["id"])
