@@ -101,8 +101,8 @@ class FrontHost(GuardedHost):
 
     def why(self, row: int) -> str | None:
         """The reason for which a row is held."""
-        found: str | None = self.row(row).get("hold", {}).get("reason")
-        return found
+        hold = self.row(row).get("hold")
+        return hold and str(hold["reason"])
 
     def child(self, name: str) -> str:
         """The unit in which the process is that works for the mind; "" if there is none."""
