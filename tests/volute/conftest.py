@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import guard as rig
 import pytest
 from real_minds import RealHost, RealMinds
+from volute_daemon import VoluteDaemon
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,3 +43,17 @@ def real(shared_guard: rig.Guard, real_minds: RealMinds) -> Iterator[RealHost]:
         host.api.close()
         if not shared_guard.is_as_new():
             shared_guard.close()  # ends the minds, too
+
+
+@pytest.fixture(scope="session")
+def _volute(_installed: None) -> Iterator[VoluteDaemon]:
+    with VoluteDaemon(ada="claude", bob="claude", eve="pi") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def volute(_volute: VoluteDaemon) -> VoluteDaemon:
+    """Volute's own daemon with its minds: ada and bob of the template claude, eve of pi. All tests share it."""
+    _volute.begin()
+    _volute.wait_up()
+    return _volute

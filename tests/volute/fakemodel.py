@@ -1,7 +1,7 @@
 """A model server that speaks Anthropic's Messages API, so that real minds work without a real model.
 
 A message steers it by a line of its text, words after "!!", see `line`:
-  id=X       the line's own name: each line is obeyed once
+  id=X       the line's own name: each mind obeys it once
   work=S     think for S seconds, which the mind sees as a stream (default 0)
   bash=B     then ask for a Bash call of this command, in base64 of the URL kind, and end after its result
 Lines that came together are obeyed in order: those with a Bash call in a model call each, the rest in the last one.
@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+MIND = "You are the mind called {}."  # in each mind's system prompt
 LINE = re.compile(r"!!id=([\w-]+) work=([\d.]+)(?: bash=([\w-]+=*))?")
 _COUNT = itertools.count(1)
 
@@ -36,6 +37,7 @@ def line(*, work: float = 0, bash: str = "") -> str:
 class Call:
     """One model call that had a line to obey, or a result of a tool."""
 
+    mind: str
     began: float  # time.time()
     lines: list[str]  # ids
     bash: str  # what it asked for, if it did
@@ -58,7 +60,7 @@ class FakeModel:
     """A context manager: the server, on a free port of 127.0.0.1, in a thread."""
 
     calls: list[Call] = field(default_factory=list)
-    _obeyed: set[str] = field(default_factory=set)
+    _obeyed: set[tuple[str, str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> FakeModel:
@@ -76,43 +78,41 @@ class FakeModel:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def next_call(self, messages: list[dict[str, Any]], tools: list[str]) -> tuple[Call, float]:
-        """What this call does, and how long it thinks first."""
-        texts = "\n".join(_text(one) for one in messages if one.get("role") == "user")
+    def next_call(self, body: dict[str, Any], bash: str) -> tuple[Call, float]:
+        """What this call does, and how long it thinks first. `bash`: the tool's name."""
+        messages = body.get("messages", [])
+        found = re.search(MIND.format(r"(\S+)"), json.dumps(body.get("system", "")))
+        mind = found[1] if found else ""
+        if not bash:  # a call beside the conversation
+            return Call(mind, time.time(), [], "", ""), 0
+        texts = "\n".join(_text(one.get("content")) for one in messages if one.get("role") == "user")
+        orders = [
+            Order(id, float(work), base64.urlsafe_b64decode(command).decode())
+            for id, work, command in LINE.findall(texts)
+        ]
         with self._lock:
-            orders = [
-                Order(id, float(work), base64.urlsafe_b64decode(command).decode())
-                for id, work, command in LINE.findall(texts)
-            ]
-            new = [order for order in orders if order.id not in self._obeyed]
-            bash = next((tool for tool in tools if tool.lower() == "bash"), None)
-            if not bash:  # a call beside the conversation
-                return Call(time.time(), [], "", ""), 0
+            new = [order for order in orders if (mind, order.id) not in self._obeyed]
             first = next((order for order in new if order.bash), None)
             chosen = [first] if first else new
-            self._obeyed |= {order.id for order in chosen}
-            call = Call(
-                time.time(), [order.id for order in chosen], first.bash if first else "", _result(messages)
-            )
+            self._obeyed |= {(mind, order.id) for order in chosen}
+            asks = first.bash if first else ""
+            call = Call(mind, time.time(), [order.id for order in chosen], asks, _result(messages))
             self.calls.append(call)
-            return call, sum(order.work for order in chosen)
+        return call, sum(order.work for order in chosen)
 
 
-def _text(message: dict[str, Any]) -> str:
-    """What a person or a mind wrote; the CLI's reminders, which may repeat other sessions' messages, are not."""
-    content = message.get("content")
-    parts = [content] if isinstance(content, str) else [one.get("text", "") for one in content or []]
-    return "\n".join(parts)
+def _text(content: Any) -> str:
+    """The text of a message or a tool's result: a mind may put a message that folds in with either."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or _text(part.get("content")) for part in content or [])
 
 
 def _result(messages: list[dict[str, Any]]) -> str:
     """The text of the tool's result that the last message has, or ""."""
     content = messages[-1].get("content") if messages else None
-    for part in content if isinstance(content, list) else []:
-        if part.get("type") == "tool_result":
-            inner = part.get("content")
-            return inner if isinstance(inner, str) else "\n".join(one.get("text", "") for one in inner or [])
-    return ""
+    parts = content if isinstance(content, list) else []
+    return "\n".join(_text(part.get("content")) for part in parts if part.get("type") == "tool_result")
 
 
 class _Server(ThreadingHTTPServer):
@@ -140,7 +140,8 @@ def _handler(model: FakeModel) -> type[BaseHTTPRequestHandler]:
 
         def _call(self, body: dict[str, Any]) -> None:
             names = [tool["name"] for tool in body.get("tools", [])]
-            call, work = model.next_call(body.get("messages", []), names)
+            bash = next((name for name in names if name.lower() == "bash"), "")
+            call, work = model.next_call(body, bash)
             message: dict[str, Any] = {
                 "id": f"msg_{time.time_ns()}", "type": "message", "role": "assistant", "model": body.get("model"),
                 "content": [], "stop_reason": None, "stop_sequence": None,
@@ -152,7 +153,7 @@ def _handler(model: FakeModel) -> type[BaseHTTPRequestHandler]:
                 self._json({**message, "content": text, "stop_reason": "end_turn"})
                 return
             try:
-                self._stream(message, call, work, next((n for n in names if n.lower() == "bash"), ""))
+                self._stream(message, call, work, bash)
                 call.ended = time.time()
             except OSError:
                 call.cut = True

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fakemodel import FakeModel, line
+from fakemodel import MIND, FakeModel, line
 from guard import Guard, run, systemctl, wait_for
 from guarded import LONG_S, GuardedHost
 from minds import free_port
@@ -22,7 +22,7 @@ from ran import Ran
 
 VOLUTE = Path("/opt/volute")  # see tree
 ENVIRONMENTS = Path("/etc/hostguard/minds")
-REDIRECT = Path(__file__).with_name("redirect.mjs")
+PRELOAD = Path(__file__).with_name("preload.mjs")
 PI_MODEL = "anthropic:claude-sonnet-4-20250514"
 
 
@@ -182,15 +182,18 @@ def of_model(model: FakeModel) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "IS_SANDBOX": "1",  # claude may work as root
-        "NODE_OPTIONS": f"--import={REDIRECT}",
+        "NODE_OPTIONS": f"--import={PRELOAD}",
     }
 
 
 def lay_out(folder: Path, name: str, template: str, **volute: str) -> None:
     """A fresh mind of a template in `folder`, as Volute's own code makes it."""
     shutil.copytree(VOLUTE / "minds" / template, folder, symlinks=True)
+    (folder / ".mind").mkdir()  # else the daemon makes it as root
     package = folder / "package.json"
     package.write_text(json.dumps({**json.loads(package.read_text()), "name": name}))
+    with (folder / "home/SOUL.md").open("a") as soul:
+        soul.write(f"\n{MIND.format(name)}\n")
     file = folder / "home/.config/config.json"
     settings = {**json.loads(file.read_text()), **volute}
     if template == "pi":
