@@ -78,9 +78,10 @@ from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
 from hostguard.turns.drivers.choice import Drivers
 from hostguard.turns.drivers.exec_driver import ExecDriver
+from hostguard.turns.drivers.idle_watch import IdleWatch
 from hostguard.turns.drivers.resident_driver import ResidentDriver
 from hostguard.turns.drivers.run_driver import RunDriver
-from hostguard.turns.idle_watch import IdleWatch
+from hostguard.turns.drivers.unscoped import Unscoped
 from hostguard.turns.limit_check import Readback
 from hostguard.turns.live import Live, TurnEnded
 from hostguard.turns.mind_client import MindClient
@@ -105,7 +106,7 @@ class Parts:
         mind_died, mind_woken = Signal[signals.MindDied](), Signal[signals.MindWoken]()
         turn_thawed, slice_throttled = Signal[signals.TurnThawed](), Signal[signals.SliceThrottled]()
         unit_started, routes_changed = Signal[signals.UnitStarted](), Signal[signals.RoutesChanged]()
-        routes_read = Signal[signals.RoutesRead]()
+        routes_read, work_seen = Signal[signals.RoutesRead](), Signal[signals.WorkSeen]()
         self.redrive, self.session_changed = redrive, session_changed
         self.pumped, self.processes_moved = Signal[signals.Pumped](), Signal[signals.ProcessesMoved]()
 
@@ -145,8 +146,10 @@ class Parts:
         self.idle_watch = IdleWatch(live, adoption, policy, freezer)
         self.residents = ResidentDriver(
             scopes, live, adoption, MindClient(systemd, self.marked), self.availability, self.done_tracker,
-            ledger, self.rows, self.routes, policy, self.idle_watch, session_changed, redrive, self.tasks,
+            ledger, self.rows, self.routes, policy, self.idle_watch, session_changed, redrive, work_seen,
+            self.tasks,
         )  # fmt: skip
+        self.unscoped = Unscoped(live, scopes, adoption, self.residents, policy, events, clock)
         exec_driver, run_driver = ExecDriver(scopes), RunDriver(scopes, run_clients.take)
         self.drivers = drivers = Drivers(exec_driver, run_driver, self.residents)
         self.starter = Starter(
@@ -186,6 +189,8 @@ class Parts:
         redrive.subscribe(dispatcher.redrive)
         queue.trouble_changed.subscribe(lambda _: redrive.send(signals.Redrive()))
         queue.rows_set_aside.subscribe(dispatcher.rows_set_aside)
+        work_seen.subscribe(self.unscoped.work_seen)
+        turn_ended.subscribe(self.unscoped.turn_ended)
         turn_ended.subscribe(self.outside.turn_ended)  # first: it may keep the slot
         turn_ended.subscribe(dispatcher.turn_ended)
         rows_stored.subscribe(lambda stored: dispatcher.admit(stored.rows))
@@ -202,6 +207,7 @@ class Parts:
         session_changed.subscribe(waits.changed)  # a message may have gone into a turn
         self.pumped.subscribe(waits.changed)
         self.pumped.subscribe(self.outside.look_later)
+        self.pumped.subscribe(self.unscoped.look_later)
         self.processes_moved.subscribe(waits.moved)
 
 
@@ -302,6 +308,7 @@ class Daemon:
         await self.web.close()
         parts.residents.close()
         parts.outside.close()
+        parts.unscoped.close()
         await asyncio.gather(
             parts.tasks.settled(SETTLE_S), parts.accepting.settled(SETTLE_S), parts.waiters.release(SETTLE_S)
         )

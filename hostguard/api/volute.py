@@ -97,7 +97,7 @@ class Endpoint(Listener):
             for done in ended:
                 done.answered = answered
         else:
-            residents.heard(mind, session)
+            residents.heard(mind, session, type_)
         return JSONResponse({"ok": True})
 
     @on("POST", "/api/minds/{name}/message")

@@ -51,6 +51,15 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkSeen:
+    """A session of a mind that has no turn is at work; `text` says how that shows."""
+
+    mind: str
+    session: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TurnThawed:
     """The turn in this scope was frozen for some seconds and runs again."""
 

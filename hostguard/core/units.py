@@ -10,7 +10,8 @@ from hostguard.core.model import Limits
 
 SLICE = "hostguard.slice"
 HOLDER = 65533  # the user of the stubs in the scopes, as in systemd/fork_server.py
-_TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|x[0-9a-f]{8})\.scope")
+UNASKED = "w"  # the first letter of the id of a turn that no message began; "x": `hostguard run` alone
+_TURN = re.compile(r"hostguard-turn-(?P<mind>.+)-(?P<turn>[0-9]+(?:\.[0-9]+)?|[wx][0-9a-f]{8})\.scope")
 _OUTSIDE = re.compile(r"hostguard-outside-.+-([0-9a-f]{8})\.scope")
 
 Property = tuple[str, str, Any]

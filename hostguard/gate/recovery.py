@@ -215,7 +215,8 @@ class Recovery:
         record = exit_record.read_record(turn_id)
         if record is None or record.anchor is None:
             return None
-        log.warning("%s is live, but its row is lost; it is followed to its end", seen.live.unit)
+        if not seen.unasked:
+            log.warning("%s is live, but its row is lost; it is followed to its end", seen.live.unit)
         live = replace(seen.live, session=record.session or MAIN_SESSION, takes_input=True)
         turn = Turn(live, seen.since, Phase.RUNNING, driver=self._drivers.resident)
         mind = self._policy.config.minds.get(live.mind)
@@ -245,6 +246,8 @@ class Recovery:
         elif row.posted_at:
             self._settle(row, turn, Ending("gone", "its turn ended while the guard was down"))
         else:
+            if turn.resident is not None:
+                turn.resident.shared = True  # the mind may have it all the same
             again = Ending("dismissed", "the guard stopped before the mind confirmed it", back=True)
             self._settle(row, turn, again)
 

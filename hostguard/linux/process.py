@@ -54,6 +54,16 @@ def storage(pid: int, proc: Path = Path("/proc")) -> tuple[int, int] | None:
         return None
 
 
+def environment(pid: int, prefix: bytes) -> dict[bytes, bytes]:
+    """The variables that begin like this, as the process got them when its program began."""
+    try:
+        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (line.partition(b"=") for line in lines if line.startswith(prefix))
+    return {name: value for name, _, value in pairs}
+
+
 def members(cgroup: Path) -> list[int]:
     """The processes in the cgroup itself; none if it is gone."""
     try:

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hostguard.core.model import Mind
@@ -28,8 +28,9 @@ from hostguard.linux.cgroup import populated
 from hostguard.linux.process import Process, members, process, storage
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.turns import process_sessions
+from hostguard.turns.drivers.quiet_rule import BUSY, BUSY_BYTES, LOUD
 from hostguard.turns.mind_server import Server, Servers, attach
+from hostguard.turns.process_sessions import ProcessSessions
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +38,37 @@ LOOKS_S = (0.0, 0.02, 0.06, 0.15, 0.4)  # after a POST; then every EVERY_S
 EVERY_S = 1.0
 HOME_TRIES = 20  # a process that forks while it is moved leaves a child behind: scan again
 FREEZE_TRY = 3  # a process that only forks and exits is never seen running
-FORGET_MIN = 100  # remembered processes before dead ones are removed
+WINDOW_S = 10.0  # over which use is averaged at most
+BURST_S = 2.0  # and at least: a process at rest works a little now and then
 AGAIN_S = 1.0  # between attempts to move processes back: systemd does not answer, or no descriptor is free
-BUSY = 0.01  # of one CPU: a waiting process uses less
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Use of a scope's processes at a time: time.monotonic(), seconds of CPU, bytes of storage."""
+class Used:
+    """Use of a scope's processes so far: at time.monotonic(), seconds of CPU, bytes of storage."""
 
     at: float
     cpu_s: float
     moved: int
+
+
+@dataclass(slots=True)
+class Idle:
+    """For how long the use was below a share of one CPU."""
+
+    share: float
+    since: float  # time.monotonic(), when it was last above
+    base: Used  # what is compared with
+
+    def look(self, now: Used, waits: bool, shortest: float) -> None:
+        """Compare; `shortest`: seconds for which a burst counts as spread out."""
+        passed = now.at - self.base.at
+        most = max(passed, shortest)
+        used, moved = now.cpu_s - self.base.cpu_s, now.moved - self.base.moved
+        if waits or used > self.share * most or moved > BUSY_BYTES * most:
+            self.since, self.base = now.at, now
+        elif passed > WINDOW_S:
+            self.base = now
 
 
 @dataclass(eq=False)
@@ -66,7 +86,8 @@ class Visit:
     looks: int = 0
     looked: float = -1.0  # time.monotonic()
     timer: asyncio.TimerHandle | None = None
-    last: Seen | None = None  # when it was last busy
+    idle: Idle | None = None  # below BUSY
+    calm: Idle | None = None  # below LOUD
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -95,10 +116,7 @@ class Adoption:
         self._moved = moved
         self._servers = Servers(systemd, lambda mind: mind_died.send(MindDied(mind)))
         self._visits: dict[str, Visit] = {}  # by unit, the youngest last
-        self._sessions = process_sessions.load()  # the mind and session of each process
-        self._kept = dict(self._sessions)
-        self._keeping = asyncio.Lock()
-        self._forget_at = FORGET_MIN  # processes
+        self._sessions = ProcessSessions()
         self._tasks = Tasks()
 
     def homes(self) -> Collection[Path]:
@@ -137,8 +155,8 @@ class Adoption:
         # If this gave up, the slot would never come free.
         while not _kill(visit.anchor, visit.scope):  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
-        self._forget_dead()
-        await self._keep()
+        self._sessions.forget_dead()
+        await self._sessions.keep()
         return left
 
     # -- how busy
@@ -152,13 +170,31 @@ class Adoption:
         visit = self._visits.get(unit)
         if visit is None:
             return 0
-        now, used, guests = time.monotonic(), self._cpu_s(visit), visit.guests()
-        moved = sum(sum(storage(pid) or ()) for pid in guests)
-        last = visit.last
-        waits = any(found.waits for pid in guests if (found := process(pid)) is not None)
-        if last is None or waits or moved != last.moved or used - last.cpu_s > BUSY * (now - last.at):
-            visit.last = last = Seen(now, used, moved)
-        return int((now - last.at) * 1000)
+        now, idle, calm = self._used(visit), visit.idle, visit.calm
+        if idle is None or calm is None:
+            visit.idle, visit.calm = Idle(BUSY, now.at, now), Idle(LOUD, now.at, now)
+            return 0
+        waits = any(found.waits for pid in visit.guests() if (found := process(pid)) is not None)
+        for measured in (idle, calm):
+            measured.look(now, waits, min(BURST_S, visit.mind.idle_end / 2))
+        return int((now.at - idle.since) * 1000)
+
+    def calm_ms(self, unit: str) -> int:
+        """Ms for which, at the last `idle_ms`, they have used less than LOUD of a CPU."""
+        visit = self._visits.get(unit)
+        return 0 if visit is None or visit.calm is None else int((time.monotonic() - visit.calm.since) * 1000)
+
+    def measure(self, unit: str) -> None:
+        """Measure from now on: what the turn's processes did before is no sign that they are busy."""
+        visit = self._visits.get(unit)
+        if visit is not None:
+            now = self._used(visit)
+            visit.idle = Idle(BUSY, now.at, now)
+            visit.calm = visit.calm or Idle(LOUD, now.at, now)
+
+    def _used(self, visit: Visit) -> Used:
+        moved = sum(sum(storage(pid) or ()) for pid in visit.guests())
+        return Used(time.monotonic(), self._cpu_s(visit), moved)
 
     def frozen(self, unit: str) -> bool:
         """True if the turn's processes are frozen, by whatever means."""
@@ -168,8 +204,9 @@ class Adoption:
     def stood_still(self, unit: str, seconds: float) -> None:
         """Do not count the seconds for which the turn's processes were frozen."""
         visit = self._visits.get(unit)
-        if visit is not None and visit.last is not None:
-            visit.last = replace(visit.last, at=min(visit.last.at + seconds, time.monotonic()))
+        for measured in (visit.idle, visit.calm) if visit is not None else ():
+            if measured is not None:
+                measured.since = min(measured.since + seconds, time.monotonic())
 
     def _cpu_s(self, visit: Visit) -> float:
         used = (cgroups.cpu_usec(visit.scope) or 0) / 1e6
@@ -196,7 +233,7 @@ class Adoption:
             return
         if not populated(visit.scope):  # the scope was stopped from outside
             del self._visits[visit.unit]
-            self._forget_dead()
+            self._sessions.forget_dead()
         elif not visit.moving.locked():
             self._tasks.start(self._adopt(visit))
 
@@ -217,7 +254,7 @@ class Adoption:
                     log.warning("%s: processes are not adopted: %s", visit.unit, error)
                 visit.refused = True
         visit.adopted = visit.adopted or bool(visit.guests())
-        await self._keep()
+        await self._sessions.keep()
         if self._visits.get(visit.unit) is visit:
             visit.looks = min(visit.looks + 1, len(LOOKS_S))
             due = EVERY_S if visit.looks == len(LOOKS_S) else LOOKS_S[visit.looks] - LOOKS_S[visit.looks - 1]
@@ -229,22 +266,24 @@ class Adoption:
         name = visit.mind.name
         youngest = [other for other in self._visits.values() if other.mind.name == name][-1:]
         wanted = []
-        for found in server.workers(lambda known: self._sessions.get(known, ("", ""))[0] == name):
-            works_for = self._works_for(found, server)
+        for found in server.workers(lambda known: self._sessions.belongs(known, name)):
+            works_for = self._sessions.works_for(found, name, server.ancestors(found))
             if works_for is None and youngest == [visit]:
                 works_for = visit.works_for
             if works_for is not None:
-                self._sessions[found] = works_for
+                self._sessions.note([found], works_for)
             if works_for == visit.works_for:
                 wanted.append(found.pid)
         return wanted
 
-    def _works_for(self, found: Process, server: Server) -> tuple[str, str] | None:
-        """The mind and session of the process, or of the process that started it, if known."""
-        if found in self._sessions:
-            return self._sessions[found]
-        started_by = (self._sessions.get(above) for above in server.ancestors(found))
-        return next((known for known in started_by if known is not None), None)
+    async def at_home(self, mind: Mind) -> list[tuple[Process, str | None]]:
+        """The mind's processes outside of turns, but for its server; each with its session if known."""
+        server, name = await self._servers.find(mind), mind.name
+        found = (
+            server.workers(lambda known: self._sessions.belongs(known, name)) if server is not None else []
+        )
+        known = [(one, self._sessions.works_for(one, name, server.ancestors(one))) for one in found if server]
+        return [(one, works_for and works_for[1]) for one, works_for in known]
 
     # -- the way home
 
@@ -253,7 +292,7 @@ class Adoption:
         server, tries = visit.server or await self._servers.find(visit.mind), 0
         while (guests := visit.guests()) and tries < HOME_TRIES:
             ours = [known for pid in guests if (known := process(pid)) is not None]
-            self._sessions |= dict.fromkeys(ours, visit.works_for)
+            self._sessions.note(ours, visit.works_for)
             if server is None or not server.alive():
                 break
             pids = [known.pid for known in ours if server.had(known)]
@@ -269,23 +308,6 @@ class Adoption:
         if guests and tries >= FREEZE_TRY:
             await asyncio.to_thread(_freeze, visit.scope, False)
         return visit.guests()
-
-    def _forget_dead(self) -> None:
-        if len(self._sessions) > self._forget_at:  # with many minds at each end it would take long
-            self._sessions = {
-                known: at for known, at in self._sessions.items() if process(known.pid) == known
-            }
-            self._forget_at = 2 * len(self._sessions) + FORGET_MIN
-
-    async def _keep(self) -> None:
-        async with self._keeping:
-            if self._sessions == self._kept:
-                return
-            self._kept = dict(self._sessions)
-            try:
-                await asyncio.to_thread(process_sessions.store, self._kept)
-            except OSError as error:
-                log.warning("the sessions of processes are not saved: %s", error)
 
     def close(self) -> None:
         """Stop scanning. Processes stay where they are."""

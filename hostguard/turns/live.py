@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
+from hostguard.core import units
 from hostguard.core.clock import Now
 from hostguard.core.model import NOT_HELD, Delivery, LiveTurn, Mind, Row, Waited
 from hostguard.core.outcome import Ending, Record, Usage
@@ -43,7 +44,9 @@ class Resident:
     fed: float = field(default_factory=time.monotonic)  # when it was last posted to
     reported: bool = False  # the mind reported something of the session since
     early: bool = False  # `done` came before the answer to the first POST
-    doubtful: bool = False  # `done` came, but it may not cover what the turn is about
+    shared: bool = False  # something was folded into the turn, or no message began it: see quiet_rule.py
+    done: float | None = None  # when a `done` came that may not be the last
+    late: bool = False  # a `done` came that may be about the turn before
     ending: Ending | None = None  # how the turn ends, once that is known
 
 
@@ -139,6 +142,11 @@ class Turn:
         if self.ended is None:
             return None
         return max(0, now.since(self.started) - (now.since(self.ended) if self.ended else 0))
+
+    @property
+    def unasked(self) -> bool:
+        """True if no message began it: it is for work that was seen outside of any turn."""
+        return self.live.id is not None and self.live.id.startswith(units.UNASKED)
 
     @property
     def rows(self) -> list[tuple[Delivery, Waited]]:

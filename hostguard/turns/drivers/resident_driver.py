@@ -3,7 +3,8 @@
 A turn begins as one of an exec mind does: scope first. Its anchor, a process that only waits, holds the scope
 while the mind's own processes are adopted into it (adoption.py). Then the message is posted; further messages
 of the session fold into the turn, one POST after another, in order of id. How a turn ends:
-  done     the mind reports it for that session, or for all its sessions
+  done     the mind reports it for that session, or for all its sessions; if anything was folded into the
+           turn, the session must be quiet since (quiet_rule.py)
   gone     the processes that were adopted are gone, and nothing was heard since
   died     the mind's own process is gone
   idle     no `done`, and the turn's processes have been idle for idle_end
@@ -24,7 +25,7 @@ from hostguard.core.model import Config, Delivery, Mind, Row, Waited
 from hostguard.core.names import MAIN_SESSION
 from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured, RowSource, SessionNotes
-from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, UnitStarted
+from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, UnitStarted, WorkSeen
 from hostguard.core.tasks import Tasks
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdError, SystemdLost
@@ -33,7 +34,8 @@ from hostguard.turns import exit_record
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import Done, DoneTracker
-from hostguard.turns.idle_watch import IdleWatch
+from hostguard.turns.drivers.idle_watch import IdleWatch
+from hostguard.turns.drivers.quiet_rule import STRAGGLE_S
 from hostguard.turns.live import Live, Phase, Resident, RowLedger, Turn, TurnDriver
 from hostguard.turns.mind_client import MindClient, Outcome, Posted
 from hostguard.turns.scopes import Scopes
@@ -41,6 +43,8 @@ from hostguard.turns.scopes import Scopes
 log = logging.getLogger(__name__)
 
 CUT = Posted(Outcome.CUT)
+# Events of a model run. The others report of one that is over, or are not of the session.
+WORK = frozenset(("session_start", "context", "thinking", "text", "tool_use", "tool_result"))
 
 
 @dataclass(eq=False)
@@ -61,7 +65,9 @@ class ResidentDriver(TurnDriver):
     _idle_watch: IdleWatch
     _session_changed: Signal[SessionChanged]
     _redrive: Signal[Redrive]
+    _work_seen: Signal[WorkSeen]
     _tasks: Tasks
+    _owing: set[tuple[str, str | None]] = field(default_factory=set, init=False)  # a `done` may be to come
     _closing: bool = field(default=False, init=False)
 
     async def use(self, config: Config) -> None:
@@ -87,11 +93,19 @@ class ResidentDriver(TurnDriver):
 
     async def start(self, turn: Turn, mind: Mind, row: Delivery, raw: bytes) -> bool:
         """Bring the scope up around an anchor, and post the row."""
-        turn.resident = Resident()
+        turn.resident = Resident(shared=(mind.name, turn.live.session) in self._owing)
+        self._owing.discard((mind.name, turn.live.session))
         if not await self._scopes.start_stub(turn, mind.limits, anchor, delegate=True):
             return False
         assert turn.pid is not None
         return await self._begin(turn, turn.resident, mind, turn.pid, (row, raw))
+
+    async def follow(self, turn: Turn, mind: Mind) -> None:
+        """Bring up the scope of a turn that no message began, and follow the session's work in it."""
+        assert turn.resident is not None
+        if await self._scopes.start_stub(turn, mind.limits, anchor, delegate=True):
+            assert turn.pid is not None
+            await self._begin(turn, turn.resident, mind, turn.pid, None)
 
     async def resume(self, turn: Turn, mind: Mind | None) -> None:
         """Continue a turn that an earlier guard began; its row is posted again if it was not confirmed.
@@ -101,6 +115,7 @@ class ResidentDriver(TurnDriver):
         row, resident = turn.delivery, turn.resident
         assert resident is not None
         assert turn.live.id is not None
+        resident.shared = resident.shared or bool(turn.folded) or turn.unasked
         record = exit_record.read_record(turn.live.id)
         pid = record.anchor if record is not None else None
         if mind is None or mind.url is None or pid is None:
@@ -147,8 +162,10 @@ class ResidentDriver(TurnDriver):
             if not isinstance(error, Exception):
                 raise
             return False
-        if resident.early:
+        if resident.early and not resident.shared:
             self.finish(turn, Ending("done", "the mind reported that it is done"))
+        elif resident.early or turn.unasked:
+            self._idle_watch.doubt(turn, self.finish)
         return True
 
     def _taken(self, turn: Turn, resident: Resident, mind: Mind) -> None:
@@ -205,6 +222,7 @@ class ResidentDriver(TurnDriver):
         if resident is None or not resident.posted or resident.feeding is not None or self._closing:
             return
         if self._rows.first(turn.live) is not None:
+            resident.shared = True
             resident.feeding = self._tasks.start(self._feed(turn, resident))
 
     async def _feed(self, turn: Turn, resident: Resident) -> None:
@@ -270,21 +288,28 @@ class ResidentDriver(TurnDriver):
             if mind.unit == started.unit:
                 self.up(mind.name)
 
-    def heard(self, mind: str, session: str | None) -> None:
-        """The mind reported something: it is up, and at work in that session."""
+    def heard(self, mind: str, session: str | None, type_: str = "") -> None:
+        """The mind reported an event of this type: it is up, and at work in that session."""
         self.up(mind)
-        for turn, resident in self._live.resident(mind):
+        now, turns = time.monotonic(), self._live.resident(mind)
+        for turn, resident in turns:
             if session in (None, turn.live.session):
-                resident.heard, resident.reported = time.monotonic(), True
+                resident.heard, resident.reported = now, True
+                if type_ in WORK and resident.done is not None and now - resident.done > STRAGGLE_S:
+                    resident.done = None  # another run began since
+        if (
+            type_ in WORK
+            and session is not None
+            and not any(turn.live.session == session for turn, _ in turns)
+        ):
+            self._work_seen.send(WorkSeen(mind, session, f"it reported {type_}"))
         self._adoption.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:
         """The mind is done with a session, or with all of them; the ids only if the mind sent them.
 
-        Done means that the session is at rest now, whatever it was sent before: so a late one ends the
-        session's turn, too. It may not cover a message that is on its way to the mind at that moment; and if
-        it may be about the turn before, it may not cover the current one: then the turn ends once it has been
-        quiet. Returns those that ended a turn.
+        It ends a turn of one message. If there was another one, or this may be about the turn before, that
+        ends once it has been quiet since. Returns those that ended a turn.
         """
         ended = []
         reason = "the mind reported that it is done" + (" with all sessions" if session is None else "")
@@ -297,11 +322,12 @@ class ResidentDriver(TurnDriver):
             if any(one.repeated(message_id) for one in before):
                 continue
             if any(one.may_be(message_id, resident.reported) for one in before):
-                resident.doubtful = True
+                resident.late, resident.done = True, resident.done or time.monotonic()
             elif not resident.posted:
                 resident.early = True
-            elif resident.feeding is not None:
-                resident.doubtful = True
+            elif resident.shared:
+                if self._idle_watch.worked_since(turn, resident):
+                    self._idle_watch.doubt(turn, self.finish)
             else:
                 self.finish(turn, Ending("done", reason))
                 ended.append(self._done_tracker.note(turn, session, message_id))
@@ -322,6 +348,8 @@ class ResidentDriver(TurnDriver):
         assert resident is not None
         if resident.ending is None and turn in self._live:
             resident.ending = ending
+            if ending.outcome == "idle":  # it may be at work all the same, and report its `done` later
+                self._owing.add((turn.live.mind, turn.live.session))
             turn.phase = Phase.ENDING
             self._scopes.account(turn)
             self._live.close_input(turn)

@@ -19,7 +19,7 @@ from hostguard.core.signals import MindDied, ProcessesMoved, Signal
 from hostguard.linux.cgroup import ROOT
 from hostguard.linux.process import Process
 from hostguard.systemd.dbus import SystemdError, SystemdLost
-from hostguard.turns import adoption, mind_server
+from hostguard.turns import adoption, mind_server, process_sessions
 from hostguard.turns.adoption import Adoption
 from hostguard.turns.mind_server import Server
 
@@ -34,13 +34,15 @@ class Host:
     def __init__(self, monkeypatch):
         self.at = {SERVER: HOME}
         self.found = {SERVER: Process(SERVER, 100, 1, 0.0, False)}
-        self.uids, self.read, self.killed, self.attached = {}, {}, [], []
+        self.uids, self.read, self.killed, self.attached, self.started_as = {}, {}, [], [], {}
         self.errors = []
         self.control_group = ""
         monkeypatch.setattr(adoption, "members", self.members)
         monkeypatch.setattr(mind_server, "members", self.members)
         monkeypatch.setattr(adoption, "process", self.found.get)
         monkeypatch.setattr(mind_server, "process", self.found.get)
+        monkeypatch.setattr(process_sessions, "process", self.found.get)
+        monkeypatch.setattr(process_sessions, "environment", lambda pid, prefix: self.started_as.get(pid, {}))
         monkeypatch.setattr(mind_server, "uid_of", lambda pid: self.uids.get(pid, 0))
         monkeypatch.setattr(adoption, "storage", lambda pid: self.read.get(pid, (0, 0)))
         monkeypatch.setattr(adoption, "populated", lambda scope: bool(self.members(scope)))
@@ -125,7 +127,7 @@ def test_new_processes_of_the_server_are_adopted_and_go_back(adopted):
         assert host.moved == [ProcessesMoved("m")] * 3
         assert sorted(host.members(HOME)) == [SERVER, 11, 12, 13]
         assert host.killed == [ANCHOR]
-        assert host.adoption._sessions[host.found[13]] == ("m", "s"), "what was born there, too"
+        assert host.adoption._sessions._known[host.found[13]] == ("m", "s"), "what was born there, too"
         assert paths.SESSIONS.exists()
         assert await host.adoption.end("a.scope") == []
 
@@ -244,7 +246,7 @@ def test_idle_is_what_does_nothing(adopted):
         host.adoption.stood_still("a.scope", 100)
         assert host.adoption.idle_ms("a.scope") < 50
         await asyncio.sleep(0.02)
-        host.read[11] = (0, 4096)
+        host.read[11] = (0, 4 << 20)
         assert host.adoption.idle_ms("a.scope") == 0, "it wrote"
         await asyncio.sleep(0.02)
         assert host.adoption.idle_ms("a.scope") >= 20
@@ -407,13 +409,13 @@ def test_new_processes_are_looked_for_soon_and_then_more_seldom(adopted, monkeyp
 
 
 def test_dead_processes_are_forgotten_once_there_are_many(adopted, monkeypatch):
-    monkeypatch.setattr(adoption, "FORGET_MIN", 1)
+    monkeypatch.setattr(process_sessions, "FORGET_MIN", 1)
 
     def known(host):
         assert {pid for pid, *_ in json.loads(paths.SESSIONS.read_bytes())} == {
-            found.pid for found in host.adoption._sessions
+            found.pid for found in host.adoption._sessions._known
         }
-        return sorted(found.pid for found in host.adoption._sessions)
+        return sorted(found.pid for found in host.adoption._sessions._known)
 
     async def turn(host, *pids):
         for pid in pids:
@@ -459,6 +461,52 @@ def test_a_servers_work_counts_until_a_process_of_its_was_adopted(adopted, monke
     adopted(work)
 
 
+def test_what_a_volute_mind_started_in_advance_is_main_s(adopted):
+    """The mind sets VOLUTE_SESSION with the first message; whoever has VOLUTE_MIND alone is older."""
+
+    async def work(host):
+        host.started_as = {11: {b"VOLUTE_MIND": b"m"}, 12: {b"VOLUTE_MIND": b"m", b"VOLUTE_SESSION": b"s"}}
+        host.begin(11)
+        await host.turn("a.scope", "s")
+        host.begin(12)
+        host.begin(13, parent=11)
+        host.adoption.look("m")
+        await until(lambda: host.inside() == [12])
+        assert await host.adoption.at_home(M) == [(host.found[11], "main"), (host.found[13], "main")]
+        await host.turn("b.scope", "main")
+        assert (host.inside(), host.inside("b.scope")) == ([12], [11, 13])
+
+    adopted(work)
+
+
+def test_what_was_done_before_a_measurement_is_no_sign_of_work(adopted, monkeypatch):
+    async def work(host):
+        used, now = 0, 100.0
+        monkeypatch.setattr(adoption.cgroups, "cpu_usec", lambda scope: used)
+        monkeypatch.setattr(adoption, "time", SimpleNamespace(monotonic=lambda: now))
+        await host.turn()
+        host.begin(11, at=host.cgroup("a.scope", "m"))
+        assert host.adoption.idle_ms("a.scope") == 0
+        used, now = 900_000, 102.0
+        host.adoption.measure("a.scope")
+        now = 105.0
+        used += 80_000  # 2.7 % of a CPU: `claude` at rest
+        assert host.adoption.idle_ms("a.scope") == 3000
+        host.read[11] = (0, 700_000)  # what it writes then
+        assert host.adoption.idle_ms("a.scope") == 3000
+        used += 20_000
+        assert host.adoption.idle_ms("a.scope") == 0, "3.3 %: it waits for its model"
+        assert host.adoption.calm_ms("a.scope") == 5000
+        now, used = 130.0, used + 100_000
+        assert host.adoption.idle_ms("a.scope") == 25_000
+        now, used = 132.0, used + 100_000
+        assert host.adoption.idle_ms("a.scope") == 0, "a burst shows after any rest"
+        host.adoption.measure("unknown.scope")
+        assert host.adoption.calm_ms("unknown.scope") == 0
+
+    adopted(work)
+
+
 def test_a_scope_that_ended_without_the_driver_is_forgotten(adopted):
     async def work(host):
         await host.turn()
@@ -471,7 +519,7 @@ def test_a_scope_that_ended_without_the_driver_is_forgotten(adopted):
 
 def test_what_an_earlier_guard_knew(adopted, monkeypatch):
     known = Process(11, 200, SERVER, 0.0, False)
-    monkeypatch.setattr(adoption.process_sessions, "load", lambda: {known: ("m", "t")})
+    monkeypatch.setattr(process_sessions, "load", lambda: {known: ("m", "t")})
 
     async def work(host):
         host.begin(11, parent=1)

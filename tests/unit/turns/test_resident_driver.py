@@ -13,17 +13,25 @@ from until import until
 from hostguard.core import outcome, paths
 from hostguard.core.model import Config, Mind, Row, Waited
 from hostguard.core.outcome import Ending
-from hostguard.core.signals import MindDied, Redrive, SessionChanged, Signal, TurnThawed, UnitStarted
+from hostguard.core.signals import (
+    MindDied,
+    Redrive,
+    SessionChanged,
+    Signal,
+    TurnThawed,
+    UnitStarted,
+    WorkSeen,
+)
 from hostguard.core.tasks import Tasks
 from hostguard.store.requests import Waiters
 from hostguard.store.writer import Unavailable
 from hostguard.systemd.dbus import SystemdLost
 from hostguard.telemetry.events import Events
-from hostguard.turns import idle_watch
 from hostguard.turns.availability import Availability
 from hostguard.turns.done_tracker import DoneTracker
+from hostguard.turns.drivers import idle_watch, quiet_rule
+from hostguard.turns.drivers.idle_watch import IdleWatch
 from hostguard.turns.drivers.resident_driver import ResidentDriver
-from hostguard.turns.idle_watch import IdleWatch
 from hostguard.turns.live import Phase, Resident
 from hostguard.turns.mind_client import Outcome, Posted
 
@@ -39,6 +47,7 @@ class Processes:
     def __init__(self, host):
         self._host = host
         self.adopted, self.left, self.looked, self.thawed, self.stays = [], [], [], [], []
+        self.measured = []
         self.idle, self.empty, self.still = 0, False, False
 
     async def begin(self, unit, mind, session, pid):
@@ -57,6 +66,12 @@ class Processes:
 
     def idle_ms(self, unit):
         return self.idle
+
+    def calm_ms(self, unit):
+        return self.idle
+
+    def measure(self, unit):
+        self.measured.append(unit)
 
     def deserted(self, unit):
         return self.empty
@@ -130,13 +145,15 @@ class Parts:
         self.availability, self.dones = Availability(self.events), DoneTracker(Waiters())
         self.routes_read = asyncio.Event()
         self.routes_read.set()
-        session_changed, redrive = Signal(), Signal()
+        session_changed, redrive, work_seen = Signal(), Signal(), Signal()
+        self.works = []
+        work_seen.subscribe(self.works.append)
         session_changed.subscribe(self.sessions.append)
         redrive.subscribe(self.redrives.append)
         self.idle_watch = IdleWatch(self.live, self.processes, self, self)
         self.driver = ResidentDriver(
             keeper.scopes, self.live, self.processes, self.client, self.availability, self.dones, self.ledger,
-            self, self, self, self.idle_watch, session_changed, redrive, Tasks(),
+            self, self, self, self.idle_watch, session_changed, redrive, work_seen, Tasks(),
         )  # fmt: skip
 
     def first(self, live):
@@ -413,7 +430,7 @@ def test_a_repeated_done_does_not_end_the_next_turn(driven, id_):
         following = await parts.started()
         assert parts.driver.done("m", "main", id_, None) == []
         assert following.resident.ending is None
-        assert following.resident.doubtful == (id_ is None)
+        assert following.resident.late == (id_ is None)
 
     driven(work)
 
@@ -532,27 +549,89 @@ def test_a_turn_that_ended_while_the_row_was_posted(driven):
     driven(work)
 
 
-def test_done_during_a_post_or_after_a_recent_end_is_doubtful(driven, monkeypatch):
+@pytest.mark.parametrize("when", ["while it is posted", "once it was posted", "before the first is answered"])
+def test_a_done_may_not_be_the_last_once_anything_was_folded(driven, monkeypatch, when):
+    """Real minds report one for each run of the model, or one for several."""
+    monkeypatch.setattr(idle_watch, "SETTLE_S", 0.01)
+    monkeypatch.setattr(idle_watch, "QUIET_S", 0.01)
+
     async def work(parts):
-        turn = await parts.started()
+        parts.config = Config(minds={"m": replace(M, idle_end=0.02)})
 
         async def done():
             assert parts.driver.done("m", "main", None, None) == []
             return TAKEN
 
-        parts.queued, parts.client.answers = [Row(8, "m", "main")], [done]
-        parts.driver.feed(turn)
+        parts.queued = [Row(8, "m", "main")]
+        parts.client.answers = {
+            "while it is posted": [TAKEN, done],
+            "once it was posted": [],
+            "before the first is answered": [done],
+        }[when]
+        turn = await parts.started()
         await until(lambda: turn.folded)
-        assert (turn.resident.doubtful, parts.keeper.over) == (True, [])
-        parts.driver.heard("m", "other")
-        assert not turn.resident.reported
-        parts.driver.heard("m", "main")
-        assert turn.resident.reported
-        # quiet since: the watch ends it
-        turn.resident.heard = turn.resident.fed = time.monotonic() - idle_watch.DOUBT_S - 1
-        parts.processes.idle = 1000 * (idle_watch.DOUBT_S + 1)
+        if when == "once it was posted":
+            await done()
+        assert turn.resident.done is not None
+        parts.processes.idle = 0
+        await until(lambda: parts.processes.measured == [turn.live.unit])
+        await asyncio.sleep(0.05)
+        assert parts.keeper.over == [], "it works"
+        turn.resident.fed -= 60
+        parts.processes.idle = 60_000
+        assert parts.driver.done("m", "main", None, None) == []
         parts.idle_watch._check(parts.driver.finish)
         assert turn.resident.ending.outcome == "done"
+
+    driven(work)
+
+
+def test_work_after_a_done_of_several_voids_it(driven):
+    async def work(parts):
+        parts.queued = [Row(8, "m", "main")]
+        turn = await parts.started()
+        await until(lambda: turn.folded)
+        parts.driver.done("m", "main", None, None)
+        parts.driver.heard("m", "main", "text")
+        assert turn.resident.done is not None, "it may be of the same run"
+        turn.resident.done -= quiet_rule.STRAGGLE_S
+        parts.driver.heard("m", "main", "usage")
+        parts.driver.heard("m", "other", "text")
+        assert turn.resident.done is not None
+        parts.driver.heard("m", "main", "tool_use")
+        assert turn.resident.done is None
+        turn.resident.fed, parts.processes.idle = time.monotonic() - 300, 300_000
+        parts.idle_watch._check(parts.driver.finish)
+        assert turn.resident.ending is None, "a tool may wait for long"
+
+    driven(work)
+
+
+def test_the_done_of_an_idle_turn_may_come_in_the_next_of_its_session(driven):
+    async def work(parts):
+        first = await parts.started()
+        parts.driver.finish(first, Ending("idle", "quiet"))
+        await until(lambda: first not in parts.live)
+        second = await parts.started()
+        assert parts.driver.done("m", "main", None, None) == []
+        assert second.resident.ending is None
+        parts.driver.finish(second, Ending("done", "quiet since"))
+        await until(lambda: second not in parts.live)
+        await parts.started()
+        assert len(parts.driver.done("m", "main", None, None)) == 1, "at once, as of any single message"
+
+    driven(work)
+
+
+def test_work_of_a_session_without_a_turn_is_reported(driven):
+    async def work(parts):
+        await parts.started()
+        for session, type_ in [("main", "text"), ("other", "usage"), (None, "text"), ("other", "tool_use")]:
+            parts.driver.heard("m", session, type_)
+        parts.driver.heard("n", "main", "session_start")
+        assert parts.works == [
+            WorkSeen("m", "other", "it reported tool_use"), WorkSeen("n", "main", "it reported session_start")
+        ]  # fmt: skip
 
     driven(work)
 

@@ -13,11 +13,10 @@ from hostguard.core.outcome import Ending
 from hostguard.core.ports import Configured
 from hostguard.core.signals import TurnThawed
 from hostguard.turns.adoption import Adoption
+from hostguard.turns.drivers import quiet_rule
+from hostguard.turns.drivers.quiet_rule import QUIET_S, SETTLE_S, Seen
 from hostguard.turns.live import Live, Resident, Turn
 
-# A session's process may be followed by another; a mind that thinks meanwhile reports something now and then.
-GONE_S = 30.0
-DOUBT_S = 10.0  # of quiet, after a `done` that may not cover what the turn is about
 CHECK_S = 5.0  # between two checks how busy the turns are
 
 
@@ -39,6 +38,7 @@ class IdleWatch:
     _freezer: Freezer
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _checked: float = field(default=0.0, init=False)  # time.monotonic() of the last check
+    _closed: bool = field(default=False, init=False)
 
     def watch(self, finish: Callable[[Turn, Ending], None]) -> None:
         """Call `finish` for each turn that becomes quiet."""
@@ -50,8 +50,27 @@ class IdleWatch:
                 delay = min(CHECK_S, min(ends) / 4)
                 self._timer = asyncio.get_running_loop().call_later(delay, self._check, finish)
 
+    def doubt(self, turn: Turn, finish: Callable[[Turn, Ending], None]) -> None:
+        """The mind reported a `done` that may not be the last: check soon whether the session is quiet."""
+        assert turn.resident is not None
+        turn.resident.done = now = time.monotonic()
+        asyncio.get_running_loop().call_later(SETTLE_S, self._settled, turn, now, finish)
+
+    def _settled(self, turn: Turn, done: float, finish: Callable[[Turn, Ending], None]) -> None:
+        if turn.resident is not None and turn.resident.done == done:
+            self._adoption.measure(turn.live.unit)
+            asyncio.get_running_loop().call_later(QUIET_S, self._look, turn, finish)
+
+    def worked_since(self, turn: Turn, resident: Resident) -> bool:
+        """True if the session was at work since the `done` that may not be the last, or there was none."""
+        if resident.done is None or resident.fed > resident.done:
+            return True
+        idle_s = self._adoption.idle_ms(turn.live.unit) / 1000
+        return idle_s < time.monotonic() - resident.done - SETTLE_S
+
     def close(self) -> None:
         """Stop checking."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -63,12 +82,15 @@ class IdleWatch:
             if turn.resident is not None and unit not in self._freezer.frozen and self._adoption.frozen(unit):
                 # By `systemctl freeze`: nobody reports when that began, nor its end.
                 self.thawed(TurnThawed(unit, min(CHECK_S, self._checked - last)))
-            mind = self._policy.config.minds.get(turn.live.mind)
-            if turn.resident is not None and turn.resident.posted and mind is not None:
-                ending = self._quiet_end(turn, turn.resident, mind)
-                if ending is not None:
-                    finish(turn, ending)
+            self._look(turn, finish)
         self.watch(finish)
+
+    def _look(self, turn: Turn, finish: Callable[[Turn, Ending], None]) -> None:
+        mind = self._policy.config.minds.get(turn.live.mind)
+        if self._closed or turn.resident is None or not turn.resident.posted or mind is None:
+            return
+        if turn in self._live and (ending := self._quiet_end(turn, turn.resident, mind)) is not None:
+            finish(turn, ending)
 
     def thawed(self, thawed: TurnThawed) -> None:
         """The turn stood still for some time, which does not count as idleness."""
@@ -77,19 +99,20 @@ class IdleWatch:
             now = time.monotonic()
             turn.resident.heard = min(turn.resident.heard + thawed.seconds, now)
             turn.resident.fed = min(turn.resident.fed + thawed.seconds, now)
+            if turn.resident.done is not None:
+                turn.resident.done = min(turn.resident.done + thawed.seconds, now)
             self._adoption.stood_still(thawed.unit, thawed.seconds)
 
     def _quiet_end(self, turn: Turn, resident: Resident, mind: Mind) -> Ending | None:
         if resident.feeding is not None or turn.live.unit in self._freezer.frozen:
             return None
         # Reports are no progress: a mind that reports for ever and does nothing is idle (cases.md, 22).
-        now = time.monotonic()
-        idle_s = min(self._adoption.idle_ms(turn.live.unit) / 1000, now - resident.fed)
-        quiet_s = min(idle_s, now - resident.heard)
-        if resident.doubtful and quiet_s >= min(DOUBT_S, mind.idle_end):
-            return Ending("done", "the mind reported that it is done, and has been quiet since")
-        if self._adoption.deserted(turn.live.unit) and quiet_s >= min(GONE_S, mind.idle_end):
-            return Ending("gone", "its processes are gone")
-        if idle_s >= mind.idle_end:
-            return Ending("idle", f"the mind has been idle for {mind.idle_end:g} s and sent no done")
-        return None
+        now, unit = time.monotonic(), turn.live.unit
+        fed = now - resident.fed
+        idle = min(self._adoption.idle_ms(unit) / 1000, fed)
+        seen = Seen(
+            None if resident.done is None else now - resident.done, idle,
+            min(self._adoption.calm_ms(unit) / 1000, fed), now - resident.heard,
+            self._adoption.deserted(unit), resident.late, turn.unasked,
+        )  # fmt: skip
+        return quiet_rule.over(seen, mind.idle_end)
