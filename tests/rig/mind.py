@@ -8,8 +8,12 @@ Presets say what it does by default:
   slow     answers late, at work already
   spawns   the session's subprocess starts further ones, which write
   all      tells `done` without a session
+  claude   as Volute's claude template: a `done` for each run of the model. What comes meanwhile gets the next run, all
+           of it one; what comes during a tool call belongs to this run. An interrupted run tells its `done` at once.
+           One process is started in advance for the session main. At rest it works a little now and then
+  pi       as its pi template: the work is in the server itself, and one `done` covers all that came
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
-mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
+tool=S (after that a tool that waits so long), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
 done is told), tell=S (an event each S seconds of work), say=NAME[/SESSION]:TEXT (send that to a mind before the
 work), wait=S (at most so long, for a message that folds in).
 POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what comes next: N messages are
@@ -35,9 +39,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mind_work import Log  # type: ignore[import-not-found]  # a script: from its own folder
+from mind_work import Log, cgroup, spin  # type: ignore[import-not-found]  # a script: from its own folder
 
-PRESETS = ("normal", "silent", "dies", "refuses", "slow", "spawns", "all")
+PRESETS = ("normal", "silent", "dies", "refuses", "slow", "spawns", "all", "claude", "pi")
 SLOW_S = 0.4
 WORK = str(Path(__file__).with_name("mind_work.py"))
 
@@ -52,12 +56,23 @@ class Session:
         self._busy = False
         self.came = threading.Event()  # a message folded into the turn
         argv = [sys.executable, "-S", WORK, mind.args.log, f"{mind.args.log}.{mind.args.name}"]
-        self._argv = argv
-        self._start()
+        self._argv = [*argv, "restless"] if mind.args.preset == "claude" else argv
+        self._interrupted = threading.Event()  # of work in the server itself
+        self._started = False
+        if mind.args.preset != "pi":
+            self._start()
 
     def _start(self) -> None:
-        self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # A variable of the whole mind: it has none before the first message.
+        volute = {"VOLUTE_MIND": self._mind.args.name} if self._mind.args.preset == "claude" else {}
+        if volute and self._mind.current is not None:
+            volute["VOLUTE_SESSION"] = self._mind.current
+        self._child = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **volute}
+        )
         self._ready = False
+        if volute:
+            self.tell("session_start")
 
     def take(self, job: dict[str, Any]) -> None:
         with self._lock:
@@ -67,10 +82,18 @@ class Session:
                 self._busy = True
                 self.came.clear()
                 threading.Thread(target=self._turn, daemon=True).start()
+            elif job["interrupt"] and self._mind.args.preset == "pi":
+                self._interrupted.set()
             elif job["interrupt"] and self._ready:
                 self._child.send_signal(signal.SIGUSR1)
 
     def _turn(self) -> None:
+        if self._mind.args.preset == "claude":
+            self._runs()
+            return
+        if self._mind.args.preset == "pi" and not self._started:
+            self._started = True
+            self.tell("session_start")
         silent = False
         while True:
             with self._lock:
@@ -83,7 +106,48 @@ class Session:
         if not silent:
             self._mind.tell_done(self._name)
 
+    def _runs(self) -> None:
+        """Runs of the model, as long as messages wait: each takes all of them, and tells its own done."""
+        while True:
+            with self._lock:
+                run, self._waiting = self._waiting, deque()
+                self._busy = bool(run)
+            if not run:
+                return
+            while run:
+                job = run.popleft()
+                self._work(job)
+                if any(other["interrupt"] for other in self._waiting):
+                    break
+                if job["tool"]:
+                    with self._lock:
+                        run.extend(self._waiting)
+                        self._waiting.clear()
+            threading.Thread(target=self.tell, args=("text",)).start()  # nothing keeps the order of events
+            self._mind.tell_done(self._name)
+
+    def tell(self, type_: str) -> None:
+        self._mind.post("events", {"type": type_, "session": self._name}, self._name)
+
+    def _work_here(self, job: dict[str, Any]) -> None:
+        """In the server, as pi does; only its tools are processes."""
+        self._interrupted.clear()
+        self._mind.log.write("begin", session=self._name, id=job["id"], cgroup=cgroup(), turn=job["turn"])
+        end = time.monotonic() + job["work"]
+        while time.monotonic() < end and not self._interrupted.wait(0.02):
+            spin()
+        if job["tool"] and not self._interrupted.is_set():
+            self.tell("tool_use")
+            tool = subprocess.Popen(["sleep", str(job["tool"])])
+            self._mind.log.write("tool", session=self._name, id=job["id"], tool=tool.pid)
+            tool.wait()
+        self._mind.log.write("end", session=self._name, id=job["id"], cgroup=cgroup(), turn=job["turn"])
+        self.tell("text")
+
     def _work(self, job: dict[str, Any]) -> None:
+        if self._mind.args.preset == "pi":
+            self._work_here(job)
+            return
         if self._child.poll() is not None:
             self._start()
         assert self._child.stdin is not None
@@ -91,8 +155,10 @@ class Session:
         if not self._ready:
             self._child.stdout.readline()
             self._ready = True
-        if not job["mute"]:
-            self._mind.post("events", {"type": "thinking", "session": self._name}, self._name)
+        if (
+            not job["mute"] and self._mind.args.preset != "claude"
+        ):  # Volute's standard preset leaves thinking out
+            self.tell("thinking")
         if job["die"]:
             threading.Timer(job["work"] / 2, os._exit, (3,)).start()
         self._child.stdin.write(json.dumps(job) + "\n")
@@ -105,13 +171,15 @@ class Session:
         stop = threading.Event()
         if job["tell"]:
             threading.Thread(target=self._tell, args=(job["tell"], stop), daemon=True).start()
-        if not self._child.stdout.readline():
+        while (line := self._child.stdout.readline()) == "tool\n":
+            self.tell("tool_use")
+        if not line:
             self._child.wait()  # it was killed: the next message gets another one
         stop.set()
 
     def _tell(self, seconds: float, stop: threading.Event) -> None:
         while not stop.wait(seconds):
-            self._mind.post("events", {"type": "thinking", "session": self._name}, self._name)
+            self.tell("thinking")
 
 
 class Mind:
@@ -126,10 +194,13 @@ class Mind:
             "preset": args.preset,
         }
         self.count = 0
+        self.current: str | None = None  # the session of the last message
         self._sessions: dict[str, Session] = {}
         # What an earlier process took counts as taken: the mind honours keys for good.
         lines = [json.loads(line) for line in Path(args.log).read_text().splitlines()]
         self._keys = {line["key"] for line in lines if line.get("taken") and line["mind"] == args.name}
+        if args.preset == "claude":
+            self._sessions["main"] = Session(self, "main")
 
     def spend(self, name: str) -> bool:
         with self.lock:
@@ -158,6 +229,7 @@ class Mind:
                 channel=body.get("channel"), body=sorted(body), repeat=repeat, taken=taken,
             )  # fmt: skip
             if taken:
+                self.current = session
                 if session not in self._sessions:
                     self._sessions[session] = Session(self, session)
                 self._sessions[session].take(
@@ -179,7 +251,8 @@ class Mind:
             "quit": "quit" in given, "mute": "mute" in given,
             "silent": "silent" in given or "quit" in given or preset == "silent",
             "spawns": "spawns" in given or preset == "spawns",
-            "tell": float(given.get("tell") or 0), "wait": float(given.get("wait") or 0),
+            "tell": float(given.get("tell") or 0), "tool": float(given.get("tool") or 0),
+            "wait": float(given.get("wait") or 0),
             "say": [given["say"]] if "say" in given else [],
             "exec": given.get("exec", "").split("_"),
         }  # fmt: skip

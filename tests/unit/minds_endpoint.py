@@ -26,10 +26,12 @@ class Heard:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.types: list[str] = []  # of the events that were heard
         self.ended: list[Any] = []
         self.stall: asyncio.Event | None = None
 
-    def heard(self, mind: str, session: str | None) -> None:
+    def heard(self, mind: str, session: str | None, type_: str = "") -> None:
+        self.types.append(type_)
         self.calls.append(("heard", mind, session))
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn: str | None) -> list[Any]:

@@ -92,7 +92,7 @@ def test_messages_of_a_live_session_fold_in_order_whatever_the_cap_or_a_pause(ho
     assert len({row["turn"] for row in found}) == 1
     assert mind.contents() == ["0 !work=1", "1", "2", "3", "4"]
     assert [line["interrupt"] for line in mind.taken()] == [False, False, False, True, False]
-    assert host.ended(first) == ("done", "the mind reported that it is done")
+    assert host.ended(first) == ("done", "the mind reported that it is done, and has been quiet since")
     wait_for(lambda: mind.log("done"))  # it notes its answer, which may come later than ours
     assert len(mind.log("done")) == 1, "one done covers them all"
     assert [e["delivery"] for e in host.events("folded")] == rows

@@ -42,6 +42,7 @@ def test_an_event_is_done_or_heard(body, headers, call):
         answer = await host.post("ann/events", body, **headers)
         assert (answer.status_code, answer.json()) == (200, {"ok": True})
         assert host.heard.calls == [call]
+        assert host.heard.types == ([body["type"]] if call[0] == "heard" else [])
 
     on_host(work)
 

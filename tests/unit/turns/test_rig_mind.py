@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +204,58 @@ def test_it_writes_from_subprocesses(rig):
     written = [path.stat().st_size for path in mind.log_path.parent.glob("m.log.m.*")]
     assert len(written) == 3
     assert min(written) > 0
+
+
+# -- as Volute's templates: shared/volute.md has what real minds do
+
+
+def sends(rig: tuple[Minds, Daemon], preset: str, *messages: str) -> tuple[OneMind, Daemon]:
+    """Send the first, and the others once it is at work, or its tool if it has one."""
+    mind, daemon = start(rig, preset)
+    first, *others = messages
+    assert ask(mind, {"content": first, "session": "s"}) == 200
+    wait_for(lambda: mind.log("tool" if "tool" in first else "begin"))
+    for other in others:
+        assert ask(mind, {"content": other, "session": "s", "interrupt": "!!" in other}) == 200
+    wait_for(lambda: len(mind.log("end")) == len(messages))
+    return mind, daemon
+
+
+@pytest.mark.parametrize(
+    ("messages", "dones"),
+    [
+        (("a !work=0.3", "b"), 2),
+        (("a !work=0.3", "b", "c"), 2),
+        (("a !work=0 tool=0.3", "b"), 1),
+        (("a !work=5", "b !! work=0.1"), 2),
+    ],
+    ids=["one more", "two more", "during a tool call", "interrupt"],
+)
+def test_a_claude_mind_tells_done_for_each_run(rig, messages, dones):
+    _, daemon = sends(rig, "claude", *messages)
+    daemon.wait_told(dones)
+    time.sleep(0.2)
+    assert [told[4]["session"] for told in daemon.told] == ["s"] * dones
+
+
+def test_a_pi_mind_works_in_its_server_and_tells_one_done(rig):
+    mind, daemon = sends(rig, "pi", "a !work=0.3", "b", "c !work=0 tool=0.1")
+    daemon.wait_told(1)
+    time.sleep(0.2)
+    assert len(daemon.told) == 1
+    assert mind.process is not None
+    assert {line["pid"] for line in mind.log("begin", "end", "tool")} == {mind.process.pid}
+    types = [told[4]["type"] for told in daemon.other]
+    assert types == ["session_start", "text", "text", "tool_use", "text"]
+
+
+def test_a_claude_mind_starts_a_process_for_main_in_advance(rig):
+    mind, daemon = sends(rig, "claude", "a")
+    assert mind.process is not None
+    tasks = Path(f"/proc/{mind.process.pid}/task").glob("*/children")
+    children = [pid for task in tasks for pid in task.read_text().split()]
+    environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in children]
+    assert [b"VOLUTE_MIND=m" in found for found in environments] == [True, True]
+    assert sorted(b"VOLUTE_SESSION=s" in found for found in environments) == [False, True]
+    daemon.wait_told(1)
+    assert [told[4]["session"] for told in daemon.other if told[4]["type"] == "session_start"][-1] == "s"
