@@ -13,7 +13,7 @@ Presets say what it does by default:
            One process is started in advance for the session main. At rest it works a little now and then
   pi       as its pi template: the work is in the server itself, and one `done` covers all that came
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
-tool=S (after that a tool that waits so long), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
+tool=S (after that a tool that waits so long), spin=S (of a CPU each 20 ms), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
 done is told), tell=S (an event each S seconds of work), say=NAME[/SESSION]:TEXT (send that to a mind before the
 work), wait=S (at most so long, for a message that folds in).
 POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what comes next: N messages are
@@ -251,7 +251,7 @@ class Mind:
             "quit": "quit" in given, "mute": "mute" in given,
             "silent": "silent" in given or "quit" in given or preset == "silent",
             "spawns": "spawns" in given or preset == "spawns",
-            "tell": float(given.get("tell") or 0), "tool": float(given.get("tool") or 0),
+            "spin": float(given.get("spin") or 0.002), "tell": float(given.get("tell") or 0), "tool": float(given.get("tool") or 0),
             "wait": float(given.get("wait") or 0),
             "say": [given["say"]] if "say" in given else [],
             "exec": given.get("exec", "").split("_"),

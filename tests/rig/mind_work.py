@@ -74,7 +74,7 @@ def child(log_path: str, scratch: str, restless: bool) -> None:
         with Path(scratch).open("ab", buffering=0) as file:
             while (left := end - time.monotonic()) > 0 and not interrupted.is_set():
                 file.write(bytes(512))
-                spin()
+                spin(job["spin"])
                 time.sleep(min(left, 0.02))
                 if job["spawns"] and len(writers) == 2 and left < seconds / 2:
                     writers.append(start_writer(scratch, 2, left))
