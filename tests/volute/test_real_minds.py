@@ -7,6 +7,7 @@ from real_minds import RealHost
 
 def test_a_turn_of_each(real: RealHost) -> None:
     real.start()
+    real.end()  # of what claude starts in advance
     rows = {mind: real.say(mind, bash=real.ran.command(mind, 0.2)) for mind in ("ada", "eve")}
     for mind, row in rows.items():
         (ended,) = real.done(row)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guard import wait_for
+from guard import run, wait_for
 from guarded import LONG_S, overlaps
 from minds import OneMind
 from resident_host import ResidentHost
-from test_resident import cgroup, mind_pid
 
 SHARES_GUARD = True
 QUIET = ("done", "the mind reported that it is done, and has been quiet since")
@@ -27,13 +26,17 @@ def spans(*minds: OneMind) -> list[tuple[float, float]]:
     return [(begin["at"], end["at"]) for log in lines for begin, end in zip(log[::2], log[1::2], strict=True)]
 
 
+def cgroup(pid: int) -> str:
+    return Path(f"/proc/{pid}/cgroup").read_text().rpartition("0::")[2].strip()
+
+
 def rested(host: ResidentHost) -> None:
     """Wait until the process that a mind starts in advance is at rest, for which it had a turn."""
     wait_for(lambda: not host.turns(), LONG_S)
 
 
 def own_turns(host: ResidentHost) -> list[Any]:
-    return [turn for turn in host.turns() if turn["delivery"] is None]
+    return [turn for turn in host.turns() if turn["id"].startswith("w")]
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
@@ -141,8 +144,8 @@ def test_processes_that_go_on_after_a_done_are_above_the_cap_until_they_rest(hos
 
 
 def test_a_late_done_ends_no_turn_of_another_row(host: ResidentHost) -> None:
-    mind = host.one("silent", config="idle_end = 1")
-    first = host.send("m", "!work=0.1 tool=4 mute")
+    mind = host.one("silent", config="idle_end = 3")
+    first = host.send("m", "!work=0.1 tool=7 mute")
     host.done(first)
     assert host.ended(first)[0] == "idle", "its tool waits, and uses nothing"
     second = host.send("m", "!work=3 mute")
@@ -173,6 +176,6 @@ def test_the_process_that_a_mind_started_in_advance_is_adopted_by_main_alone(hos
 
 
 def children(mind: OneMind) -> list[int]:
-    pid = mind_pid(mind.unit)
+    pid = int(run("systemctl", "show", "--value", "--property=MainPID", mind.unit).stdout)
     found = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for task in found for child in task]
