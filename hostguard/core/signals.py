@@ -52,11 +52,11 @@ class SessionChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkSeen:
-    """A session of a mind that has no turn is at work; `text` says how that shows."""
+    """A session of a mind that has no turn is at work, as this event of the mind shows."""
 
     mind: str
     session: str
-    text: str
+    event: str
 
 
 @dataclass(frozen=True, slots=True)

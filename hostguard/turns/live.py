@@ -43,7 +43,7 @@ class Resident:
     heard: float = field(default_factory=time.monotonic)  # when the mind last took or reported something
     fed: float = field(default_factory=time.monotonic)  # when it was last posted to
     reported: bool = False  # the mind reported something of the session since
-    early: bool = False  # `done` came before the answer to the first POST
+    early: bool = False  # `done` came before the answer to the first POST, or none need come
     shared: bool = False  # something was folded into the turn, or no message began it: see quiet_rule.py
     done: float | None = None  # when a `done` came that may not be the last
     late: bool = False  # a `done` came that may be about the turn before

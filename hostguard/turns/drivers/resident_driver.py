@@ -164,7 +164,7 @@ class ResidentDriver(TurnDriver):
             return False
         if resident.early and not resident.shared:
             self.finish(turn, Ending("done", "the mind reported that it is done"))
-        elif resident.early or turn.unasked:
+        elif resident.early:
             self._idle_watch.doubt(turn, self.finish)
         return True
 
@@ -302,7 +302,7 @@ class ResidentDriver(TurnDriver):
             and session is not None
             and not any(turn.live.session == session for turn, _ in turns)
         ):
-            self._work_seen.send(WorkSeen(mind, session, f"it reported {type_}"))
+            self._work_seen.send(WorkSeen(mind, session, type_))
         self._adoption.look(mind)
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:

@@ -82,7 +82,8 @@ class Unscoped:
         mind, now = self._policy.config.minds.get(seen.mind), time.monotonic()
         ended = self._ended.get((seen.mind, seen.session))
         if mind is not None and mind.url is not None and (ended is None or now - ended > STRAGGLE_S):
-            self._take(mind, seen.session, seen.text)
+            # A process that is started in advance for a session reports that, and then waits.
+            self._take(mind, seen.session, f"it reported {seen.event}", seen.event == "session_start")
 
     def turn_ended(self, ended: TurnEnded) -> None:
         """Look whether the session goes on."""
@@ -130,20 +131,23 @@ class Unscoped:
             before = self._used.pop(one, None)
             self._used[one] = use
             session = known or self._last.get(mind.name, MAIN_SESSION)
-            if before is not None and use.works(before) and session not in self._live.sessions(mind.name):
-                self._take(mind, session, f"process {one.pid} works")
+            if before is not None and use.works(before):
+                self._take(mind, session, f"process {one.pid} works", True)
         if len(self._used) > 2 * len(self._policy.config.minds) + 100:
             old = time.monotonic() - 2 * LATER_S
             self._used = {one: use for one, use in self._used.items() if use.at > old}
 
     # -- a turn for it
 
-    def _take(self, mind: Mind, session: str, text: str) -> None:
+    def _take(self, mind: Mind, session: str, text: str, rests: bool) -> None:
+        """Take a slot; `rests`: no `done` need follow."""
+        if session in self._live.sessions(mind.name):
+            return
         id_, now = units.UNASKED + secrets.token_hex(4), self._clock.now()
         live = LiveTurn(units.turn_unit(mind.name, id_), mind.name, session, id_, takes_input=True)
         turn = Turn(live, now.date, Phase.STARTING, driver=self._residents, started=now.stamp)
         turn.description, turn.max_turn = f"work outside of a turn: {text}", mind.limits.max_turn
-        turn.resident = Resident(shared=True)
+        turn.resident = Resident(shared=True, early=rests)
         self._live.add(turn)  # at once: nobody else gets the slot
         said = f"{mind.name}: session {session} works outside of a turn ({text}): turn {id_} is for it"
         self._events.emit(Event.OUTSIDE, said, mind=mind.name, session=session, turn=id_)

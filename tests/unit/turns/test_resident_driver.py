@@ -630,8 +630,9 @@ def test_work_of_a_session_without_a_turn_is_reported(driven):
             parts.driver.heard("m", session, type_)
         parts.driver.heard("n", "main", "session_start")
         assert parts.works == [
-            WorkSeen("m", "other", "it reported tool_use"), WorkSeen("n", "main", "it reported session_start")
-        ]  # fmt: skip
+            WorkSeen("m", "other", "tool_use"),
+            WorkSeen("n", "main", "session_start"),
+        ]
 
     driven(work)
 

@@ -83,12 +83,15 @@ def watched(monkeypatch, tmp_path):
 def test_a_report_of_work_takes_a_slot_at_once(watched):
     async def work(parts):
         for mind in ("m", "e", "unknown"):
-            parts.unscoped.work_seen(WorkSeen(mind, "s", "it reported text"))
+            parts.unscoped.work_seen(WorkSeen(mind, "s", "text"))
         assert parts.slots() == [("m", "s")], "exec minds report nothing"
         [turn] = parts.live
         assert turn.unasked
         assert turn.resident.shared, "no done is certain"
         assert turn.live.takes_input
+        assert not turn.resident.early, "a tool may wait for long"
+        parts.unscoped.work_seen(WorkSeen("m", "s", "text"))
+        assert parts.slots() == [("m", "s")], "a session never has two turns"
         await until(lambda: parts.followed == [("m", "s")])
         assert (paths.TURNS / turn.live.id).exists(), "a guard that is started again finds its session there"
         parts.unscoped.turn_ended(TurnEnded(turn, Ending("done", "")))
@@ -102,11 +105,11 @@ def test_a_report_that_comes_with_the_done_is_of_the_turn_that_ended(watched):
     async def work(parts):
         parts.ended()
         parts.now[0] += unscoped.STRAGGLE_S
-        parts.unscoped.work_seen(WorkSeen("m", "s", "it reported text"))
+        parts.unscoped.work_seen(WorkSeen("m", "s", "text"))
         assert parts.slots() == []
-        parts.unscoped.work_seen(WorkSeen("m", "t", "it reported text"))
+        parts.unscoped.work_seen(WorkSeen("m", "t", "text"))
         parts.now[0] += 0.1
-        parts.unscoped.work_seen(WorkSeen("m", "s", "it reported text"))
+        parts.unscoped.work_seen(WorkSeen("m", "s", "text"))
         assert parts.slots() == [("m", "t"), ("m", "s")]
 
     watched(work)
