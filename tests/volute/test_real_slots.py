@@ -36,8 +36,10 @@ def test_a_folded_message_keeps_the_slot_though_the_first_is_done(
     assert ended[0]["result"]["reason"] == "the mind reported that it is done, and has been quiet since"
     [long, after] = real.ran.runs()
     assert (long.label, after.label) == (label, "third")
-    assert long.in_scope
-    assert after.in_scope
+    assert f"/hostguard-turn-{mind}-" in long.cgroups[-1]
+    if mind == "ada":  # a tool of pi begins as a child of its server, and is moved a moment later
+        assert long.in_scope
+        assert after.in_scope
     assert after.began > long.span[1]
     assert not [event for event in real.all_events() if event["type"] == "outside"]
 
@@ -65,7 +67,8 @@ def test_the_process_started_in_advance_is_adopted_by_main_alone(real: RealHost)
         row = real.say("ada", bash=real.ran.command(label, 2), session=session)
         wait_for(lambda label=label: real.ran.runs(label), LONG_S)  # type: ignore[misc]
         [main] = started_in_advance("ada")
-        assert place in Path(f"/proc/{main}/cgroup").read_text()
+        own = [event["text"] for event in real.all_events() if event["type"] == "outside"]
+        assert place in Path(f"/proc/{main}/cgroup").read_text(), own
         real.done(row)
         assert real.ran.runs(label)[0].in_scope
 

@@ -10,6 +10,7 @@ Such a turn takes messages, and ends, as one in which a `done` may not be the la
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Iterable
@@ -27,16 +28,18 @@ from hostguard.linux.process import Process, storage
 from hostguard.telemetry.events import Event, Events
 from hostguard.turns import exit_record
 from hostguard.turns.adoption import Adoption
-from hostguard.turns.drivers.quiet_rule import BUSY_BYTES, STRAGGLE_S
+from hostguard.turns.drivers.quiet_rule import LOUD, STRAGGLE_S
 from hostguard.turns.drivers.resident_driver import ResidentDriver
 from hostguard.turns.live import Live, Phase, Resident, Turn, TurnEnded
 from hostguard.turns.scopes import Scopes
+
+log = logging.getLogger(__name__)
 
 SOON_S = 1.0  # between two looks while a turn of the mind ended less than SOON_FOR_S ago
 SOON_FOR_S = 8.0
 LATER_S = 10.0
 AFTER_S = 90.0
-WORKS = 0.1  # of one CPU: quiet_rule.py has what a session at rest uses
+LOUD_BYTES = 1 << 20  # read or written per second: `claude` writes 328 KB at once at rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Use:
     def works(self, before: Use) -> bool:
         """True if it was at work since."""
         passed = self.at - before.at
-        return self.cpu_s - before.cpu_s > WORKS * passed or self.moved - before.moved > BUSY_BYTES * passed
+        return self.cpu_s - before.cpu_s > LOUD * passed or self.moved - before.moved > LOUD_BYTES * passed
 
 
 @dataclass(eq=False)
@@ -94,6 +97,7 @@ class Unscoped:
         self._ended[turn.live.mind, session] = time.monotonic()
         self._last[turn.live.mind] = session
         if turn.unasked and turn.live.id is not None:
+            log.info("%s: turn %s is over: %s", turn.live.mind, turn.live.id, ended.ending.reason)
             exit_record.forget(turn.live.id)
         self.look_later()
 

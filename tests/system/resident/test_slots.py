@@ -122,7 +122,7 @@ def test_processes_that_go_on_after_a_done_are_above_the_cap_until_they_rest(hos
     """And a guard that is killed meanwhile follows them to their end."""
     other, third = host.minds.add("o", work=3), host.minds.add("p")
     mind = host.one(global_concurrent_turns=1)
-    first = host.send("m", "!work=12 spin=0.006 mute silent", session="s")
+    first = host.send("m", "!work=10 spin=0.03 mute silent", session="s")
     host.in_turn(first)
     wait_for(lambda: mind.log("begin"))
     waits = [host.send(name, "x") for name in "op"]

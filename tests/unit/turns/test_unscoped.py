@@ -119,9 +119,9 @@ def test_a_process_that_works_takes_a_slot_for_its_session(watched):
     async def work(parts):
         await parts.look(0, 50.0)
         assert parts.slots() == [], "it may have worked before"
-        await parts.look(1, 50.07)
+        await parts.look(1, 50.15)
         assert parts.slots() == [], "at rest a session uses so much just after its done"
-        await parts.look(1, 50.27)
+        await parts.look(1, 50.4)
         assert parts.slots() == [("m", "s")]
         await parts.look(1, 51.27)
         assert parts.slots() == [("m", "s")], "it has one"
@@ -134,10 +134,10 @@ def test_a_process_that_writes_works_and_an_unknown_one_is_of_the_last_turn(watc
         parts.ended("t")
         parts.moved[11] = (0, 0)
         await parts.look(0, 0.0, None)
-        parts.moved[11] = (0, 200_000)
+        parts.moved[11] = (0, 900_000)
         await parts.look(1, 0.0, None)
         assert parts.slots() == []
-        parts.moved[11] = (0, 500_000)
+        parts.moved[11] = (0, 2_000_000)
         await parts.look(1, 0.0, None)
         assert parts.slots() == [("m", "t")]
 
