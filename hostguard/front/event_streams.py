@@ -21,7 +21,8 @@ from hostguard.turns.drivers.resident_driver import ResidentDriver
 
 log = logging.getLogger(__name__)
 
-TYPES = "session_start,thinking,text,tool_use,tool_result,usage,done"  # those that show work, or its end
+# Those that show work, or its end.
+TYPES = "session_start,context,thinking,text,tool_use,tool_result,usage,done"
 SILENT_S = 60.0  # the daemon sends a ping each 15 s
 # Between two attempts; each pause is twice the one before. After the longest one it waits to be stirred.
 AGAIN_S, AGAIN_MAX_S = 0.5, 60.0

@@ -164,7 +164,7 @@ class Front:
 
     def _enter(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         to = meant(sock)
-        if to is None or self._marked.has(peer[:2]):
+        if to is None or self._marked.take_back(peer[:2]):
             # It was meant for the guard itself; or the table does not know the mark, and it is our own.
             if to is not None:
                 self._full.warn(f"the guard's own connection to port {to[1]} was redirected to it: check nft")

@@ -132,7 +132,7 @@ class Relay:
     async def _send(self, data: bytes) -> None:
         """Send it to the mind. Raises OSError: then the client is reset, as by the mind itself."""
         if self._mind is None:
-            self._mind = mind = self._marked.socket(self._client.family)
+            self._mind = mind = self._marked.make(self._client.family)
             mind.setblocking(False)
             mind.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:

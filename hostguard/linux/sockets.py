@@ -246,8 +246,9 @@ class Marked:
 
     def __init__(self) -> None:
         self._made: WeakSet[socket.socket] = WeakSet()
+        self._back: WeakSet[socket.socket] = WeakSet()
 
-    def socket(self, family: int) -> socket.socket:
+    def make(self, family: int) -> socket.socket:
         """A new TCP socket with the mark, which takes CAP_NET_RAW. Raises OSError."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -260,6 +261,12 @@ class Marked:
         self._made.add(sock)
         return sock
 
-    def has(self, address: Any) -> bool:
-        """True if one of the sockets that are open has this address."""
-        return any(sock.fileno() >= 0 and sock.getsockname()[:2] == address for sock in self._made)
+    def take_back(self, address: Any) -> bool:
+        """True if one of the sockets that are open has this address: it was redirected all the same."""
+        found = [sock for sock in self._made if sock.fileno() >= 0 and sock.getsockname()[:2] == address]
+        self._back.update(found)
+        return bool(found)
+
+    def came_back(self, sock: socket.socket) -> bool:
+        """True if the connection of this socket was taken back."""
+        return sock in self._back

@@ -68,6 +68,10 @@ class MindTransport(httpx.AsyncBaseTransport):
             except TimeoutError as error:
                 raise httpx.ReadTimeout(f"no answer within {POST_S:.0f} s") from error
             except (OSError, h11.ProtocolError, _Broken) as error:
+                if self._marked.came_back(sock):
+                    raise httpx.ConnectError(
+                        "nft leads it to the guard, without a look at its mark"
+                    ) from None
                 raise httpx.RemoteProtocolError(str(error) or type(error).__name__) from error
         return httpx.Response(status, content=bytes(body))  # without its headers: nothing is decoded
 
@@ -86,7 +90,7 @@ async def _connected(host: str, port: int, marked: Marked | None) -> socket.sock
     """A connection to the first address of the host that accepts one. Raises OSError."""
     loop, error = asyncio.get_running_loop(), OSError("its name has no address")
     for family, address in await _addresses(host, port):
-        sock = socket.socket(family, socket.SOCK_STREAM) if marked is None else marked.socket(family)
+        sock = socket.socket(family, socket.SOCK_STREAM) if marked is None else marked.make(family)
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, address)

@@ -26,7 +26,7 @@ TAKEN = b'\r\n\r\n{"ok":true}'
 class Unmarked(Marked):
     """Makes sockets without a mark: that takes a capability."""
 
-    def socket(self, family: int) -> socket.socket:
+    def make(self, family: int) -> socket.socket:
         return socket.socket(family, socket.SOCK_STREAM)
 
 
