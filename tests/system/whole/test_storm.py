@@ -33,7 +33,8 @@ class Follower(threading.Thread):
         self.events: list[dict[str, Any]] = []
         self.scopes: Counter[int] = Counter()
         self._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds="/run/hostguard/hostguard.sock"), base_url="http://hostguard"
+            transport=httpx.HTTPTransport(uds="/run/hostguard/hostguard.sock", verify=False),
+            base_url="http://hostguard",
         )
         self._ended = threading.Event()
         self._ready = threading.Event()
