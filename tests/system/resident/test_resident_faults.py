@@ -10,6 +10,8 @@ from guarded import LONG_S
 from resident_host import ResidentHost
 from searches import sized
 
+SHARES_GUARD = True
+
 # -- failures
 
 

@@ -17,13 +17,15 @@ import pytest
 from guard import wait_for
 from guarded import LONG_S
 from scripted_host import ScriptedHost
+from searches import sized
 
 from hostguard.core import paths
 
+SHARES_GUARD = True
 ROWS = 60
 WAL = paths.DATABASE.with_name("queue.db-wal")
 SECRET = "sesame"  # in each message: it must not reach the journal
-SEED, FLIPS = 3, 12
+SEED, FLIPS = 3, sized(12)
 
 
 def filled(host: ScriptedHost, rows: int = ROWS) -> list[int]:
@@ -31,7 +33,9 @@ def filled(host: ScriptedHost, rows: int = ROWS) -> list[int]:
     host.start("abc")
     host.post("/v1/pause")
     return [
-        host.send(f"@{'abc'[i % 3]}", f": {SECRET} {i}", session=f"session-{i % 2}", key=f"key-{i}")
+        host.send(
+            f"@{'abc'[i % 3]}", f": {SECRET} {i}", session=f"session-{i % 2}", key=f"key-{host.first_row}-{i}"
+        )
         for i in range(rows)
     ]
 
@@ -150,20 +154,20 @@ def test_what_a_power_cut_leaves_of_a_last_change_is_no_damage(scripted: Scripte
     shown_well(scripted)
 
 
-def sql(statement: str) -> Callable[[], None]:
-    """Change content behind the guard's back: no checksum is set."""
+def sql(statement: str) -> Callable[[int], None]:
+    """Change content behind the guard's back: no checksum is set. `{}` is a row."""
 
-    def run() -> None:
+    def run(row: int) -> None:
         with closing(sqlite3.connect(paths.DATABASE)) as db, db:
             db.execute("PRAGMA ignore_check_constraints=ON")
             db.execute("PRAGMA writable_schema=ON")
-            assert db.execute(statement).rowcount == (-1 if "PRAGMA" in statement else 1)
+            assert db.execute(statement.format(row)).rowcount == (-1 if "PRAGMA" in statement else 1)
 
     return run
 
 
-def in_file(old: bytes, new: bytes) -> Callable[[], None]:
-    def run() -> None:
+def in_file(old: bytes, new: bytes) -> Callable[[int], None]:
+    def run(row: int) -> None:
         def edit(raw: bytearray) -> None:
             at = raw.index(old)
             raw[at : at + len(old)] = new
@@ -174,16 +178,22 @@ def in_file(old: bytes, new: bytes) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "gone"),
+    ("damage", "lost"),
     [
-        (sql("UPDATE deliveries SET state = 'quaued' WHERE id = 3"), 3),
-        (sql("UPDATE deliveries SET state = 'done' WHERE id = 3"), 3),
-        (sql("UPDATE deliveries SET mind = CAST(x'6180' AS TEXT) WHERE id = 3"), 3),
-        (sql("UPDATE deliveries SET mind = 'b' WHERE id = 4"), 4),
-        (sql("UPDATE deliveries SET session = 'session-9' WHERE id = 3"), 3),
-        (sql("UPDATE deliveries SET result = '{' WHERE id = 3"), 3),
-        (sql("UPDATE payloads SET body = CAST(replace(body, '2', '3') AS BLOB) WHERE id = 3"), 3),
-        (sql("DELETE FROM payloads WHERE id = 3"), 3),
+        (sql("UPDATE deliveries SET state = 'quaued' WHERE id = {}"), 2),
+        (sql("UPDATE deliveries SET state = 'done' WHERE id = {}"), 2),
+        (sql("UPDATE deliveries SET mind = CAST(x'6180' AS TEXT) WHERE id = {}"), 2),
+        (sql("UPDATE deliveries SET mind = 'b' WHERE id = {}"), 3),
+        (sql("UPDATE deliveries SET session = 'session-9' WHERE id = {}"), 2),
+        (sql("UPDATE deliveries SET result = '{{' WHERE id = {}"), 2),
+        (
+            sql(
+                "UPDATE payloads SET body = CAST(replace(body, '2', '3') AS BLOB)"
+                " WHERE id = (SELECT payload FROM deliveries WHERE id = {})"
+            ),
+            2,
+        ),
+        (sql("DELETE FROM payloads WHERE id = (SELECT payload FROM deliveries WHERE id = {})"), 2),
         (sql("UPDATE settings SET value = 'tru' WHERE name = 'pause'"), None),
         (in_file(b"    mind TEXT NOT NULL", b"    mhnd TEXT NOT NULL"), None),
         (in_file(b"'queued', 'delivering'", b"'quaued', 'delivering'"), None),
@@ -193,11 +203,13 @@ def in_file(old: bytes, new: bytes) -> Callable[[], None]:
     ids=lambda value: str(value) if not callable(value) else "",
 )
 def test_damage_that_sqlite_does_not_see(
-    scripted: ScriptedHost, damage: Callable[[], None], gone: int | None
+    scripted: ScriptedHost, damage: Callable[[int], None], lost: int | None
 ) -> None:
+    """`lost`: the place of the row that is damaged."""
     rows = filled(scripted, 9)
+    gone = rows[lost] if lost is not None else None
     scripted.guard.stop()
-    damage()
+    damage(gone or 0)
     scripted.guard.restart()
     assert waiting(scripted) == [row for row in rows if row != gone]
     if gone is not None:
@@ -208,7 +220,9 @@ def test_damage_that_sqlite_does_not_see(
         assert str(file) in told(scripted)
     scripted.post("/v1/resume")
     scripted.done(*(row for row in rows if row != gone))
-    assert scripted.send("@a") > max(rows)
+    after = scripted.send("@a")
+    assert after > max(rows)
+    scripted.done(after)
     assert gone not in scripted.order()
     shown_well(scripted)
     removed(scripted)
@@ -216,16 +230,21 @@ def test_damage_that_sqlite_does_not_see(
 
 def test_damage_met_at_work_is_set_aside_and_its_waiter_told(scripted: ScriptedHost) -> None:
     rows = filled(scripted, 6)
-    sql("UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = 4")()
-    assert waiting(scripted) == [row for row in rows if row != 4]
-    assert "deliveries 4" in told(scripted)
+    second, fourth = rows[1], rows[3]
+    sql("UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = {}")(fourth)
+    assert waiting(scripted) == [row for row in rows if row != fourth]
+    assert f"deliveries {fourth}" in told(scripted)
     wait_for(lambda: scripted.get("/v1/status")["held"] == len(rows) - 1, LONG_S)
-    sql("UPDATE payloads SET body = CAST(replace(body, '1', '3') AS BLOB) WHERE id = 2")()
+    sql(
+        "UPDATE payloads SET body = CAST(replace(body, '1', '3') AS BLOB)"
+        " WHERE id = (SELECT payload FROM deliveries WHERE id = {})"
+    )(second)
     scripted.post("/v1/resume")
-    scripted.done(*(row for row in rows if row not in (2, 4)))
-    answer = scripted.api.get("/v1/deliveries/2?wait_s=5")
+    left = [row for row in rows if row not in (second, fourth)]
+    scripted.done(*left)
+    answer = scripted.api.get(f"/v1/deliveries/{second}?wait_s=5")
     assert answer.status_code == 404, answer.text
-    assert sorted(scripted.order()) == [row for row in rows if row not in (2, 4)]
+    assert sorted(scripted.order()) == left
     assert len(asides()) == 2
     shown_well(scripted)
     removed(scripted)
@@ -236,8 +255,8 @@ def test_damage_of_a_row_whose_turn_runs_does_not_look_whole_once_that_ends(scri
     scripted.start("abc")
     rows = [scripted.send(f"@{mind}", f"wait_go; : {SECRET}") for mind in "abc"]
     scripted.wait_started(*rows)
-    sql(f"UPDATE deliveries SET session = 'other' WHERE id = {rows[0]}")()
-    sql(f"UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = {rows[1]}")()
+    sql("UPDATE deliveries SET session = 'other' WHERE id = {}")(rows[0])
+    sql("UPDATE deliveries SET sender = CAST(x'ff' AS TEXT) WHERE id = {}")(rows[1])
     scripted.go(*rows)
     scripted.done(rows[2])
     wait_for(lambda: not scripted.turns(), LONG_S)
@@ -285,8 +304,9 @@ def test_random_flips_on_the_real_daemon(scripted: ScriptedHost) -> None:
         found = waiting(scripted)
         for row in found:
             seen: Any = scripted.row(row)
-            assert (seen["mind"], seen["session"]) == ("abc"[(row - 1) % 3], f"session-{(row - 1) % 2}"), bit
-            assert seen["payload"]["content"] == f": {SECRET} {row - 1}", bit
+            i = row - rows[0]
+            assert (seen["mind"], seen["session"]) == ("abc"[i % 3], f"session-{i % 2}"), bit
+            assert seen["payload"]["content"] == f": {SECRET} {i}", bit
         said = told(scripted)
         assert bool(said) == bool(asides()), bit
         if found != rows:
