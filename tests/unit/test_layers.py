@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_an_outside_thing_has_one_package() -> None:
             if own != "linux" and CGROUP_FILE.search(text):
                 found.add(f"{path} names {text}")
     assert found == set()
+
+
+def test_what_is_not_tested_on_the_newest_packages_uses_none() -> None:
+    plain = re.search(r"^plain=\((.*?)\)", (ROOT / "tests/run").read_text(), re.MULTILINE)
+    assert plain is not None
+    for part in plain[1].split():
+        used = {
+            target.split(".")[0]
+            for path, tree in TREES.items()
+            if package(name(path)) == part
+            for target in imports(tree)
+        }
+        assert "hostguard" in used
+        assert used - sys.stdlib_module_names == {"hostguard"}, part
 
 
 def test_nobody_sets_a_callback_on_another_object() -> None:
