@@ -135,7 +135,7 @@ class EventStreams:
         type_, message_id = event.get("type"), event.get("messageId")
         session = session_of(event) if event.get("session") or event.get("thread") else None
         if type_ != "done":
-            self._residents.heard(mind, session)
+            self._residents.heard(mind, session, str(type_))
             return
         for done in self._residents.done(
             mind, session, message_id if isinstance(message_id, str) else None, None
