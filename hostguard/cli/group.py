@@ -63,12 +63,17 @@ VERBS = {
         "reload": "Read the configuration again",
         "demo": "Replay the incident, unguarded and guarded",
     },
+    "Help": {
+        "help": "Show the help of a command",
+        "version": "Show the version",
+    },
 }
 
 
 # Verbs in the module of another one; there, each has its own name.
 TOGETHER = {
     "resume": "pause", "wake": "sleep", "retry": "cancel", "stop": "turns", "why": "queue", "minds": "mind",
+    "version": "help",
 }  # fmt: skip
 
 
@@ -110,6 +115,19 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(f"hostguard.cli.verbs.{module}"), attribute)
         return _in_utf8(command)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with the verb that was perhaps meant. Raises click.UsageError."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and name[:1].isalnum():
+            from difflib import get_close_matches
+
+            meant = get_close_matches(name, self.list_commands(ctx), 1)
+            hint = f" Did you mean {meant[0]}?" if meant else ""
+            raise click.UsageError(f"No such command {name!r:.100}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section per group of verbs."""
         for title, verbs in VERBS.items():
@@ -123,7 +141,7 @@ def _user(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         os.environ["HOSTGUARD_USER_MANAGER"] = "1"
 
 
-@click.command(cls=LazyGroup, epilog=EPILOG)
+@click.command(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--user", is_flag=True, is_eager=True, expose_value=False, callback=_user,
     help="Talk to the hostguardd of the calling user's service manager.",

@@ -13,7 +13,7 @@ from hostguard.cli.errors import CliError, NotRunning
 from hostguard.cli.render import to_json
 from hostguard.cli.tables import mind_session, row_line
 from hostguard.core.clock import now_ms
-from hostguard.core.text import parse_duration, parse_when
+from hostguard.core.text import parse_duration, parse_since, parse_when
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 
@@ -34,6 +34,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # generic in newer vers
 
 
 DURATION = Parsed("T", parse_duration)  # seconds
+SINCE = Parsed("SINCE", lambda text: parse_since(text, now_ms()))  # seconds
 TIME = Parsed("WHEN", lambda text: parse_when(text, now_ms()))  # ms since the epoch
 WHILE_SLEEPING = click.Choice(("skip", "queue", "trigger-wake"))
 
@@ -70,10 +71,14 @@ def complete_minds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of minds as "@name"."""
-    return complete_minds(ctx, param, f"@{incomplete.removeprefix('@')}")
+    """Complete the names of minds as "@name", and those of channels as "#name"."""
+    if incomplete.startswith("#"):
+        return complete_channels(ctx, param, incomplete)
+    minds = complete_minds(ctx, param, f"@{incomplete.removeprefix('@')}")
+    return minds if incomplete else minds + complete_channels(ctx, param, incomplete)
 
 
+complete_channels = completer("/v1/config", "channels", lambda name: (f"#{name}", ""))
 complete_turns = completer("/v1/turns", "turns", lambda turn: (turn["id"], mind_session(turn)))
 complete_rows = completer("/v1/deliveries", "deliveries", _row)  # that wait or are in a turn
 complete_dead = completer("/v1/deliveries?state=dead", "deliveries", _row)

@@ -10,6 +10,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 DAY = 86_400  # seconds
 DIGITS_MAX = 18  # of a number: below 2^63, which D-Bus and SQLite can hold
@@ -156,6 +157,23 @@ def parse_when(text: str, now_ms: int) -> int:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"invalid time {text!r}: use +10m, 14:30 or 2026-12-01 14:30") from None
+
+
+def parse_since(text: str, now_ms: int) -> float:
+    """Seconds since "90m" ago, "today" or "yesterday" (midnight), or an ISO 8601 time, by default local."""
+    from datetime import datetime, timedelta
+
+    with suppress(ValueError):
+        return parse_duration(text)
+    midnight = datetime.fromtimestamp(now_ms / 1000).replace(hour=0, minute=0, second=0, microsecond=0)
+    named = {"today": midnight, "yesterday": midnight - timedelta(days=1)}
+    try:
+        since = now_ms / 1000 - (named.get(text) or datetime.fromisoformat(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"invalid time {text!r:.100}: use 24h, yesterday or 2026-12-01") from None
+    if since <= 0:
+        raise ValueError(f"{text} is not in the past")
+    return since
 
 
 def parse_size(text: str, base: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hostguard.cli import client
 from hostguard.cli.options import complete_minds, json_option, show
@@ -12,6 +13,13 @@ from hostguard.cli.render import terminal_width
 from hostguard.core.text import table, whole
 
 NAMES = ("global_concurrent_turns", "mind_concurrent_turns")
+WORDS = ("unlimited", "default")
+
+
+def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of the limits, and the words among their values."""
+    known = [f"{name}={value}" for name in NAMES for value in ("", *WORDS)]
+    return [CompletionItem(one) for one in known if one.startswith(incomplete) and one != incomplete]
 
 
 @click.group()
@@ -38,7 +46,7 @@ def show_(as_json: bool) -> None:
 
 
 @command.command("set")
-@click.argument("setting", metavar="NAME=VALUE")
+@click.argument("setting", metavar="NAME=VALUE", shell_complete=complete_setting)
 @click.option("--mind", help="Only for this mind.", shell_complete=complete_minds)
 @click.option("--runtime", is_flag=True, help="Only until the next boot.")
 @json_option
@@ -64,7 +72,7 @@ def parse_setting(text: str) -> tuple[str, int | str]:
     if not equals or name not in NAMES:
         names = " or ".join(NAMES)
         raise click.BadParameter(f"invalid setting {text!r}: use NAME=VALUE, where NAME is {names}")
-    if value in ("unlimited", "default"):
+    if value in WORDS:
         return name, value
     try:
         return name, whole(value)

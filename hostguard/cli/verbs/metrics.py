@@ -41,5 +41,7 @@ def command(textfile: Path | None) -> None:
     else:
         try:
             write_whole(textfile, text, MODE)  # its new one is hidden: node_exporter reads *.prom
+        except FileNotFoundError:
+            raise CliError(f"there is no folder {textfile.parent}: mkdir -p {textfile.parent}") from None
         except OSError as error:
             raise CliError(f"cannot write {textfile}: {error.strerror}") from None

@@ -28,11 +28,14 @@ LIMIT_MAX = 1000  # the API's own
     type=click.Choice(STATES),
     help="Only this state. Default: all that are not final. failed: turns that failed, whatever their state.",
 )
+@click.option("--failed", is_flag=True, help="The same as --state failed.")
 @click.option(
     "--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="At most this many."
 )
 @json_option
-def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_json: bool) -> None:
+def queue(
+    id_: int | None, mind: str | None, state: str | None, failed: bool, limit: int, as_json: bool
+) -> None:
     """List the waiting deliveries, or show one.
 
     With ID, show that delivery and its message.
@@ -40,13 +43,14 @@ def queue(id_: int | None, mind: str | None, state: str | None, limit: int, as_j
     \b
     Examples:
       hostguard queue --mind coder
-      hostguard queue --state failed
+      hostguard queue --failed
       hostguard queue 17
     """
     if id_ is not None:
         delivery = client.call("GET", f"/v1/deliveries/{id_}")
         show(delivery, as_json, delivery_text(delivery))
         return
+    state = "failed" if failed else state
     # A row is stored as delivering while it is in a turn; the daemon's answer tells the two apart.
     stored = "delivering" if state == "in_turn" else state
     params = {"mind": mind and mind.removeprefix("@"), "state": stored, "limit": limit}

@@ -10,7 +10,7 @@ import click
 
 from hostguard.cli import client
 from hostguard.cli.errors import CliError
-from hostguard.cli.options import DURATION
+from hostguard.cli.options import SINCE
 from hostguard.core.text import safe
 from hostguard.linux.files import write_whole
 from hostguard.telemetry.page import render
@@ -20,8 +20,8 @@ LEAST_S = 60
 
 @click.command()
 @click.option(
-    "--since", "seconds", default="24h", show_default=True, type=DURATION,
-    help="The period to report, such as 90m, 24h or 7d; at most 35d.",
+    "--since", "seconds", default="24h", show_default=True, type=SINCE,
+    help="The period to report: 90m, 24h or 7d, or since yesterday or 2026-12-01; at most 35d.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
@@ -36,6 +36,7 @@ def command(seconds: float, output: Path | None) -> None:
     \b
     Examples:
       hostguard report
+      hostguard report --since yesterday
       hostguard report --since 7d -o week.html
       ssh pi hostguard report -o - >pi.html
     """

@@ -9,11 +9,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, NoReturn
 from uuid import uuid4
 
 import click
+from click.shell_completion import CompletionItem
 
 from hostguard.cli import client, daemonless
 from hostguard.cli.away import passes
@@ -32,13 +34,26 @@ NOT_FOUND = 127
 OnHeld = Callable[[str, str], None]
 
 
+def complete_cmd(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the command by what is in PATH, and its arguments by files."""
+    if ctx.params.get("cmd") or "/" in incomplete:
+        return [CompletionItem(incomplete, type="file")]
+    found = set()
+    for folder in os.get_exec_path():
+        with suppress(OSError):
+            found |= {name for name in os.listdir(folder) if name.startswith(incomplete)}
+    return [CompletionItem(name) for name in sorted(found)]
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--mind", required=True, help="The mind that runs it.", shell_complete=complete_minds)
 @click.option("--session", default=MAIN_SESSION, show_default=True, help="The conversation.")
 @click.option("--max-wait", type=DURATION, help="Give up, with exit code 75, if held for longer.")
 @click.option("--description", default="", help="The description that systemctl shows. Default: the command.")
 @click.option("-v", "--verbose", is_flag=True, help="Report why it waits even if stderr is not a terminal.")
-@click.argument("cmd", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "cmd", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_cmd
+)
 def command(
     mind: str, session: str, max_wait: float | None, description: str, verbose: bool, cmd: tuple[str, ...]
 ) -> NoReturn:

@@ -44,10 +44,12 @@ TIMES = {"not_before", "expires_at"}
 @click.option("--while-sleeping", "whileSleeping", type=WHILE_SLEEPING, help="What to do if the mind sleeps.")
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 0 only if every command did.")
 @click.option("--timeout", type=DURATION, help="With --wait: stop waiting after this time.")
+@click.option("--porcelain", is_flag=True, help="Print only the id of each delivery, one a line.")
 @json_option
 def command(
-    to: str, text: str | None, wait: bool, timeout: float | None, as_json: bool, **options: Any
-) -> int:
+    to: str, text: str | None, wait: bool, timeout: float | None, porcelain: bool, as_json: bool,
+    **options: Any
+) -> int:  # fmt: skip
     """Queue a message for a mind or for each mind of a channel.
 
     The text comes from standard input if it is "-" or omitted. WHEN is +10m, 14:30 or an ISO time such as
@@ -70,6 +72,8 @@ def command(
         deadline = None if timeout is None else monotonic() + timeout
         deliveries = [_wait(delivery, deadline) for delivery in deliveries]
     lines = [_outcome(delivery) if wait else _accepted(delivery) for delivery in deliveries]
+    if porcelain:
+        lines = [str(delivery["id"]) for delivery in answer["deliveries"]]
     if lines or as_json:
         show({**answer, "deliveries": deliveries}, as_json, "\n".join(lines))
     code = _exit_code(deliveries) if wait else 0
@@ -80,8 +84,14 @@ def command(
 
 
 def _content(text: str | None) -> str:
-    if text is not None and text != "-":
-        return text
+    """The text of the message, which may not be blank. Raises click.UsageError, CliError."""
+    content = text if text is not None and text != "-" else _from_stdin(text)
+    if not content.strip():
+        raise click.UsageError("the text is empty: nothing is sent")
+    return content
+
+
+def _from_stdin(text: str | None) -> str:
     if text is None and sys.stdin.isatty():
         raise click.UsageError("the text is missing: give it as an argument or on standard input")
     raw = sys.stdin.buffer.read(READ_MAX + 1)

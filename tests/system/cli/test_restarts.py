@@ -155,7 +155,7 @@ def test_a_message_whose_answer_is_lost_is_sent_again_if_it_has_a_key(
     scripted.start("a")
     with closing(sqlite3.connect(paths.DATABASE, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
-        sending = Waiting("send", "@a", "", *(("--key", key) if key else ()))
+        sending = Waiting("send", "@a", ":", *(("--key", key) if key else ()))
         time.sleep(1)  # less than the guard waits for the file
         scripted.guard.kill()
         db.execute("ROLLBACK")

@@ -23,7 +23,7 @@ def scripted(shared_guard: Guard) -> Iterator[ScriptedHost]:
 
 
 def ask(scripted: ScriptedHost, **fields: Any) -> Any:
-    return scripted.api.post("/v1/deliveries", json={"to": "@a", "content": "", **fields})
+    return scripted.api.post("/v1/deliveries", json={"to": "@a", "content": ":", **fields})
 
 
 def fill_history(scripted: ScriptedHost) -> None:
@@ -37,7 +37,7 @@ def fill_history(scripted: ScriptedHost) -> None:
 
 def test_a_key_is_known_after_the_history_has_forgotten_its_row(scripted: ScriptedHost) -> None:
     """With history_rows = 50 the same message and key ran twice after 260 other rows."""
-    good, bad = scripted.send("@a", "", key="good"), scripted.send("@a", "exit 3", key="bad")
+    good, bad = scripted.send("@a", ":", key="good"), scripted.send("@a", "exit 3", key="bad")
     scripted.done(good, bad)
     fill_history(scripted)
     ran = scripted.order()
@@ -50,7 +50,7 @@ def test_a_key_is_known_after_the_history_has_forgotten_its_row(scripted: Script
         assert (row["id"], row["state"], row["result"]["exit"]) == (good, "done", 0)
         other = ask(scripted, key="good", content="exit 1")
         assert (other.status_code, other.json()["differs"]) == (409, ["content"])
-    sent = scripted.guard.cli("send", "@a", "", "--key", "good", "--wait")
+    sent = scripted.guard.cli("send", "@a", ":", "--key", "good", "--wait")
     assert sent.stdout == f"{good} a done: exit status 0\n"
     failed = scripted.guard.cli("send", "@a", "exit 3", "--key", "bad", "--wait", check=False)
     assert (failed.returncode, failed.stdout) == (1, f"{bad} a done: exit status 3\n")
@@ -77,7 +77,7 @@ def test_another_request_with_the_key_is_refused_and_says_what_differs(
     scripted: ScriptedHost, field: str, value: Any, option: tuple[str, ...], named: str
 ) -> None:
     key = f"k-{field}"
-    row = scripted.send("@a", "", key=key)
+    row = scripted.send("@a", ":", key=key)
     scripted.done(row)
     ran = scripted.order()
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_another_request_with_the_key_is_refused_and_says_what_differs(
         assert (answer.json()["code"], answer.json()["differs"]) == ("conflict", [field])
         assert answer.json()["delivery"] == row
     if option:
-        said = scripted.guard.cli("send", "@a", "", "--key", key, *option, check=False)
+        said = scripted.guard.cli("send", "@a", ":", "--key", key, *option, check=False)
         assert (said.returncode, said.stdout) == (1, "")
         assert (
             f"the key {key} was used for another message, delivery {row}; different here: {named}"
@@ -98,7 +98,7 @@ def test_another_request_with_the_key_is_refused_and_says_what_differs(
 
 def test_a_message_is_known_also_once_it_would_have_expired(scripted: ScriptedHost) -> None:
     ends = now() + 5_000
-    row = scripted.send("@a", "", key="expires", expires_at=ends)
+    row = scripted.send("@a", ":", key="expires", expires_at=ends)
     scripted.done(row)
     ran = scripted.order()
     wait_for(lambda: now() > ends)
@@ -111,13 +111,13 @@ def test_a_message_is_known_also_once_it_would_have_expired(scripted: ScriptedHo
 def test_an_empty_key_is_refused(scripted: ScriptedHost) -> None:
     ran = scripted.order()
     assert ask(scripted, key="").status_code == 400
-    said = scripted.guard.cli("send", "@a", "", "--key", "", check=False)
+    said = scripted.guard.cli("send", "@a", ":", "--key", "", check=False)
     assert (said.returncode, "key is empty" in said.stderr) == (2, True)
     assert scripted.order() == ran
 
 
 def test_a_row_that_is_tried_again_keeps_its_key(scripted: ScriptedHost) -> None:
-    row = scripted.send("@a", "", key="again")
+    row = scripted.send("@a", ":", key="again")
     scripted.done(row)
     scripted.post(f"/v1/deliveries/{row}/retry")
     scripted.done(row)
@@ -130,7 +130,7 @@ def test_nobody_uses_up_the_time_of_a_schedule(scripted: ScriptedHost) -> None:
     """Its key was in the senders' own, and a time whose key was known counted as fired."""
     at = now() + 3000
     scripted.post("/v1/schedules", name="tea", mind="a", at=at, script="true")
-    scripted.done(scripted.send("@a", "", key=f"schedule:tea:{at}"))
+    scripted.done(scripted.send("@a", ":", key=f"schedule:tea:{at}"))
     wait_for(
         lambda: [r for r in scripted.get("/v1/deliveries?state=done")["deliveries"] if r["kind"] == "script"],
         LONG_S,

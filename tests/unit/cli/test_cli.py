@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from hostguard.cli import client
 from hostguard.cli.errors import UNKNOWN, CliError
 from hostguard.cli.group import VERBS, cli
-from hostguard.cli.verbs.limit import parse_setting
+from hostguard.cli.options import complete_addresses
+from hostguard.cli.verbs.limit import complete_setting, parse_setting
 from hostguard.cli.verbs.logs import matches
+from hostguard.cli.verbs.run import complete_cmd
 from hostguard.core import paths
 
 ROOT = Path(__file__).parents[3]
@@ -87,7 +89,7 @@ def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command
 COMMANDS = dict(walk(cli, ""))
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
 # Their output is the command's, the journal's, a drawing, a dialogue, a trace, a page, Prometheus' format.
-NO_DATA = {"run", "logs", "demo", "setup", "pressure record", "report", "metrics"}
+NO_DATA = {"run", "logs", "demo", "setup", "pressure record", "report", "metrics", "help", "version"}
 
 
 @pytest.mark.parametrize("path", LEAVES)
@@ -114,6 +116,65 @@ def test_help_lists_the_verbs_and_the_exit_codes() -> None:
     text = cli.get_help(click.Context(cli, info_name="hostguard"))
     assert re.search(r"^  send +Queue a message", text, re.M)
     assert re.search(r"^    75 +held", text, re.M)
+
+
+def shown(*arguments: str) -> str:
+    """What another process prints: click keeps the options of the first context that a command had."""
+    command = [sys.executable, "-m", "hostguard", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("path", ["", "schedule add"])
+def test_the_help_of_a_command_is_had_in_three_ways(path: str) -> None:
+    verbs = path.split()
+    text = shown(*verbs, "--help")
+    assert text.startswith(f"Usage: hostguard {path}".rstrip())
+    assert shown(*verbs, "-h") == text
+    assert shown("help", *verbs) == text
+
+
+def test_the_version_is_had_in_two_ways() -> None:
+    assert shown("version") == shown("--version")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("stauts", "status"), ("ques", "queue"), ("shedule", "schedule")]
+)
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant(typed: str, meant: str) -> None:
+    with pytest.raises(click.UsageError, match=rf"No such command '{typed}'\. Did you mean {meant}\?"):
+        cli.main([typed], standalone_mode=False)
+
+
+@pytest.mark.parametrize("verbs", [["xyzzy"], ["help", "xyzzy"], ["help", "send", "me"]])
+def test_what_is_like_no_command_is_refused_alone(verbs: list[str]) -> None:
+    with pytest.raises(click.UsageError, match=rf"No such command '{verbs[-1]}'\.$"):
+        cli.main(verbs, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("", ["@ada", "#all"]), ("@", ["@ada"]), ("#", ["#all"]), ("#al", ["#all"]), ("@b", []), ("ad", ["@ada"]),
+    ],
+)  # fmt: skip
+def test_completion_of_addresses(typed: str, completed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"/v1/minds": {"minds": [{"name": "ada"}]}, "/v1/config": {"channels": {"all": {}}}}
+    monkeypatch.setattr(client, "call", lambda method, path, **_: answers[path])
+    param = click.Argument(["to"])
+    found = complete_addresses(click.Context(cli), param, typed)
+    assert [item.value for item in found] == completed
+
+
+def test_completion_of_a_limit_and_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, param = click.Context(cli), click.Argument(["x"])
+    assert [item.value for item in complete_setting(context, param, "mind")] == [
+        "mind_concurrent_turns=", "mind_concurrent_turns=unlimited", "mind_concurrent_turns=default",
+    ]  # fmt: skip
+    (tmp_path / "mytool").touch()
+    monkeypatch.setenv("PATH", f"/no/such/folder:{tmp_path}")
+    assert [(item.value, item.type) for item in complete_cmd(context, param, "my")] == [("mytool", "plain")]
+    context.params["cmd"] = ["mytool"]
+    assert [item.type for item in complete_cmd(context, param, "my")] == ["file"]
 
 
 @pytest.mark.parametrize("module", ["hostguard.cli", "hostguard.cli.verbs.send", "hostguard.cli.verbs.run"])

@@ -52,6 +52,21 @@ def test_send_refuses_too_much_input_and_what_is_not_text(daemon: StandIn) -> No
     assert daemon.asked == []
 
 
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_send_refuses_an_empty_text(daemon: StandIn, text: str) -> None:
+    for done in (daemon.run("send", "@m", text), daemon.run("send", "@m", input=text)):
+        assert (done.returncode, "the text is empty" in done.stderr) == (2, True)
+    assert daemon.asked == []
+
+
+def test_porcelain_is_the_ids_alone(daemon: StandIn) -> None:
+    hold = {"reason": "global_cap", "blocker": "hostguard-turn-m-16.scope", "since": 1}
+    daemon.answer(
+        "POST /v1/deliveries", {"deliveries": [row(1), row(2, mind="n", hold=hold)], "refused": []}, 201
+    )
+    assert daemon.run("send", "#c", "hi", "--porcelain").stdout == "1\n2\n"
+
+
 EXITED = {"outcome": "exited", "exit": 0, "reason": "exit status 0", "run_ms": 1200, "held_ms": 63_000}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 
 import pytest
@@ -114,3 +115,31 @@ def test_what_is_no_whole_number_of_ours(text: str) -> None:
     with pytest.raises(ValueError, match="invalid number") as refusal:
         whole(text)
     assert len(str(refusal.value)) < 200
+
+
+NOON = 1_796_126_400.0  # 2026-12-01 12:00 UTC
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("90m", 1.5),
+        ("today", 12),
+        ("yesterday", 36),
+        ("2026-12-01 11:30", 0.5),
+        ("2026-11-30", 36),
+        ("2026-12-01T12:30+01:00", 0.5),
+    ],
+)
+def test_a_time_that_something_is_shown_since(
+    text: str, hours: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert shown.parse_since(text, round(NOON * 1000)) == pytest.approx(hours * 3600)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2126-01-01", "24:00h", "9" * 400])
+def test_a_time_that_nothing_can_be_shown_since(text: str) -> None:
+    with pytest.raises(ValueError, match=r"use 24h, yesterday or|not in the past"):
+        shown.parse_since(text, round(NOON * 1000))
