@@ -11,7 +11,8 @@ Presets say what it does by default:
   claude   as Volute's claude template: a `done` for each run of the model. What comes meanwhile gets the next run, all
            of it one; what comes during a tool call belongs to this run. An interrupted run tells its `done` at once.
            One process is started in advance for the session main. At rest it works a little now and then
-  pi       as its pi template: the work is in the server itself, and one `done` covers all that came
+  pi       as its pi template: the work is in the server itself, and one `done` covers all that came. What interrupts
+           only comes next
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
 tool=S (after that a tool that waits so long), spin=S (of a CPU each 20 ms), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
 done is told), tell=S (an event each S seconds of work), say=NAME[/SESSION]:TEXT (send that to a mind before the
@@ -57,7 +58,6 @@ class Session:
         self.came = threading.Event()  # a message folded into the turn
         argv = [sys.executable, "-S", WORK, mind.args.log, f"{mind.args.log}.{mind.args.name}"]
         self._argv = [*argv, "restless"] if mind.args.preset == "claude" else argv
-        self._interrupted = threading.Event()  # of work in the server itself
         self._started = False
         if mind.args.preset != "pi":
             self._start()
@@ -82,9 +82,7 @@ class Session:
                 self._busy = True
                 self.came.clear()
                 threading.Thread(target=self._turn, daemon=True).start()
-            elif job["interrupt"] and self._mind.args.preset == "pi":
-                self._interrupted.set()
-            elif job["interrupt"] and self._ready:
+            elif job["interrupt"] and self._mind.args.preset != "pi" and self._ready:
                 self._child.send_signal(signal.SIGUSR1)
 
     def _turn(self) -> None:
@@ -131,12 +129,12 @@ class Session:
 
     def _work_here(self, job: dict[str, Any]) -> None:
         """In the server, as pi does; only its tools are processes."""
-        self._interrupted.clear()
         self._mind.log.write("begin", session=self._name, id=job["id"], cgroup=cgroup(), turn=job["turn"])
         end = time.monotonic() + job["work"]
-        while time.monotonic() < end and not self._interrupted.wait(0.02):
+        while time.monotonic() < end:
             spin()
-        if job["tool"] and not self._interrupted.is_set():
+            time.sleep(0.02)
+        if job["tool"]:
             self.tell("tool_use")
             tool = subprocess.Popen(["sleep", str(job["tool"])])
             self._mind.log.write("tool", session=self._name, id=job["id"], tool=tool.pid)

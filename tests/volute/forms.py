@@ -88,7 +88,7 @@ def three_in_a_model_call(mind: Subject) -> None:
 
 
 def interrupted(mind: Subject) -> None:
-    """A message interrupts a model call."""
+    """A message asks to interrupt a model call: claude does so, pi takes it after the call."""
     mind.post(1, CALL_S)
     mind.wait_working(1)
     mind.post(2, SHORT_S, interrupt=True)
@@ -198,6 +198,7 @@ PI: list[tuple[Script, list[str]]] = [
     (in_a_model_call, ["post 1", "post 2", "done 1 2"]),
     (in_a_tool_call, ["post 1", "post 2", "done 1 2"]),
     (three_in_a_model_call, ["post 1", "post 2", "post 3", "done 1 2 3"]),
+    (interrupted, ["post 1", "post 2", "done 1 2"]),
 ]
 
 
