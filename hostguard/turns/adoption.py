@@ -262,8 +262,10 @@ class Adoption:
 
     def _wanted(self, visit: Visit, server: Server) -> list[int]:
         """Processes at home for this scope: the session's, and new ones if no turn is younger."""
-        self._visits = {unit: at for unit, at in self._visits.items() if at is visit or populated(at.scope)}
         name = visit.mind.name
+        for other in [at for at in self._visits.values() if at is not visit and at.mind.name == name]:
+            if not populated(other.scope):
+                del self._visits[other.unit]
         youngest = [other for other in self._visits.values() if other.mind.name == name][-1:]
         wanted = []
         for found in server.workers(lambda known: self._sessions.belongs(known, name)):

@@ -47,6 +47,8 @@ class Resident:
     shared: bool = False  # something was folded into the turn, or no message began it: see quiet_rule.py
     done: float | None = None  # when a `done` came that may not be the last
     late: bool = False  # a `done` came that may be about the turn before
+    told: float | None = None  # when the last `done` came that did not end the turn
+    tool: bool = False  # the last that the mind reported is a call of a tool
     ending: Ending | None = None  # how the turn ends, once that is known
 
 

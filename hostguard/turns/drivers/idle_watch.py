@@ -113,6 +113,7 @@ class IdleWatch:
         seen = Seen(
             None if resident.done is None else now - resident.done, idle,
             min(self._adoption.calm_ms(unit) / 1000, fed), now - resident.heard,
-            self._adoption.deserted(unit), resident.late, turn.unasked,
+            self._adoption.deserted(unit), resident.told is not None, resident.tool, resident.late,
+            turn.unasked,
         )  # fmt: skip
         return quiet_rule.over(seen, mind.idle_end)

@@ -24,9 +24,8 @@ SETTLE_S = 2.0  # after a `done` both look alike
 QUIET_S = 3.0  # then this long below BUSY
 LATE_S = 0.5  # that a busy guard looks late
 DOUBT_S = 10.0  # if it was above BUSY since, or the `done` may be about the turn before
-# Without LOUD work and without any event of work. A mind that thinks for longer reports something, or sends
-# its next `done`.
-SILENT_S = 60.0
+REST_S = 60.0  # if a mind that reported a `done` reported something since, which may be of the same run
+SILENT_S = 300.0  # if it is never below BUSY, but not LOUD: at work it would report something in this time
 GONE_S = 30.0  # a session's process may be followed by another
 STRAGGLE_S = 1.0  # events are sent side by side: one of the same run may come after its `done`
 
@@ -37,8 +36,9 @@ class Seen:
 
     `done`: since the mind reported a `done` that may not be the last; None: it did not, or reported work
     since. `idle`: since its processes were above BUSY, or it was posted to. `calm`: the same with LOUD.
-    `heard`: since the mind reported anything. `deserted`: it had processes, and has none. `late`: the `done`
-    may be about the turn before. `unasked`: no message began the turn.
+    `heard`: since the mind reported anything. `deserted`: it had processes, and has none. `told`: a `done`
+    came, whatever was reported since. `tool`: a call of a tool was reported last; that may wait for long.
+    `late`: the `done` may be about the turn before. `unasked`: no message began the turn.
     """
 
     done: float | None
@@ -46,6 +46,8 @@ class Seen:
     calm: float
     heard: float
     deserted: bool = False
+    told: bool = False
+    tool: bool = False
     late: bool = False
     unasked: bool = False
 
@@ -56,12 +58,14 @@ def over(seen: Seen, idle_end: float) -> Ending | None:
         clear = not seen.late and seen.idle >= seen.done - SETTLE_S - LATE_S
         settled = not clear or seen.done >= SETTLE_S + QUIET_S
         enough = seen.idle >= min(QUIET_S - LATE_S if clear else DOUBT_S, idle_end)
-        silent = min(seen.calm, seen.done) >= min(SILENT_S, idle_end)
-        if (enough and settled) or silent:
+        if enough and settled:
             return Ending("done", "the mind reported that it is done, and has been quiet since")
     if seen.deserted and min(seen.idle, seen.heard) >= min(GONE_S, idle_end):
         return Ending("gone", "its processes are gone")
-    if seen.unasked and min(seen.calm, seen.heard) >= min(SILENT_S, idle_end):
+    at_rest = seen.idle >= min(REST_S, idle_end) or seen.calm >= min(SILENT_S, idle_end)
+    if (seen.told or seen.unasked) and not seen.tool and at_rest and seen.heard >= min(REST_S, idle_end):
+        if seen.told:
+            return Ending("done", "the mind reported that it is done, and has been quiet since")
         return Ending("idle", "nothing of it has worked since")
     if seen.idle >= idle_end:
         return Ending("idle", f"the mind has been idle for {idle_end:g} s and sent no done")

@@ -295,8 +295,10 @@ class ResidentDriver(TurnDriver):
         for turn, resident in turns:
             if session in (None, turn.live.session):
                 resident.heard, resident.reported = now, True
-                if type_ in WORK and resident.done is not None and now - resident.done > STRAGGLE_S:
-                    resident.done = None  # another run began since
+                if type_ in WORK:
+                    resident.tool = type_ == "tool_use"
+                    if resident.told is not None and now - resident.told > STRAGGLE_S:
+                        resident.done = None  # another run began since
         if (
             type_ in WORK
             and session is not None
@@ -321,11 +323,13 @@ class ResidentDriver(TurnDriver):
             before = self._done_tracker.before(turn, session) if turn_id is None else []
             if any(one.repeated(message_id) for one in before):
                 continue
+            now = time.monotonic()
             if any(one.may_be(message_id, resident.reported) for one in before):
-                resident.late, resident.done = True, resident.done or time.monotonic()
+                resident.late, resident.done = True, resident.done or now
             elif not resident.posted:
                 resident.early = True
             elif resident.shared:
+                resident.told, resident.tool = now, False
                 if self._idle_watch.worked_since(turn, resident):
                     self._idle_watch.doubt(turn, self.finish)
             else:
