@@ -25,6 +25,7 @@ from hostguard.api.views import Views
 from hostguard.api.volute import Endpoint
 from hostguard.api.web import Pages, Reports, WebEndpoint
 from hostguard.config.load import load_on_host
+from hostguard.config.users import publish
 from hostguard.core import paths, signals
 from hostguard.core.clock import Clock
 from hostguard.core.errors import ConfigError, Problem
@@ -323,7 +324,7 @@ class Daemon:
         if not self._claimed:
             await asyncio.to_thread(claim)
             self._claimed = True
-        config = await asyncio.to_thread(load_on_host, at_boot=True)
+        config = await self._configured(at_boot=True)
         if not self.queue.is_open:
             await self.queue.open()
         await parts.settings.load()
@@ -355,6 +356,13 @@ class Daemon:
             self.front.start()
         await mlock.try_lock()
         return server
+
+    @staticmethod
+    async def _configured(*, at_boot: bool) -> Config:
+        """The configuration as it is now, once others know its users. Raises ConfigError: nothing has changed."""
+        config = await asyncio.to_thread(load_on_host, at_boot=at_boot)
+        await asyncio.to_thread(publish, config)
+        return config
 
     async def _use(self, config: Config) -> None:
         """Follow the configuration, as far as a start and a reload do the same."""
@@ -390,7 +398,7 @@ class Daemon:
         async with self._reloading:
             self.notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                config = await asyncio.to_thread(load_on_host, at_boot=False)
+                config = await self._configured(at_boot=False)
             except ConfigError as error:
                 log.error("the new configuration is rejected and the running one kept:\n%s", error)
                 self.shown.reload_failed = True

@@ -14,7 +14,6 @@ from hostguard.config.build import Reading, build
 from hostguard.config.on_host import with_programs
 from hostguard.config.schema import KEYS, Key
 from hostguard.config.toml import KeyPath, quoted
-from hostguard.config.users import publish
 from hostguard.core import paths
 from hostguard.core.errors import ConfigError
 from hostguard.core.model import Config
@@ -34,10 +33,8 @@ def load(files: Sequence[Path] | None = None, *, at_boot: bool = False) -> Confi
 
 
 def load_on_host(*, at_boot: bool) -> Config:
-    """As `load`, for the guard: minds that lack something are broken, and the lists of users are written."""
-    config = with_programs(load(at_boot=at_boot))
-    publish(config)
-    return config
+    """As `load`, for the guard: minds that lack something are broken."""
+    return with_programs(load(at_boot=at_boot))
 
 
 def load_with_origin(

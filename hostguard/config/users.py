@@ -54,9 +54,19 @@ def confinement_fault(mind: Mind) -> str | None:
     from hostguard.linux.cgroup import has_login  # with asyncio, which the command line does not need
 
     if has_login(mind.uid):
-        undo = f"loginctl disable-linger {mind.user}; loginctl terminate-user {mind.user}"
-        return f"{mind.user} is logged in, or has a service manager, outside its sandbox: run {undo}"
+        where = "is logged in, or has a service manager, outside its sandbox"
+        return f"{mind.user} {where}: run {end_of_logins(mind.user)}"
     return None
+
+
+def end_of_linger(user: str) -> str:
+    """The command by which a user has no service manager without being logged in."""
+    return f"loginctl disable-linger {user}"
+
+
+def end_of_logins(user: str) -> str:
+    """The commands that end all of a user's logins, and its service manager."""
+    return f"{end_of_linger(user)}; loginctl terminate-user {user}"
 
 
 def publish(config: Config) -> None:

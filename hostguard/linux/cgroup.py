@@ -29,9 +29,13 @@ ROOT = find_root()
 
 def of_manager(root: Path = Path("/")) -> Path:
     """The cgroup of our service manager: the root, or the service of a user's own manager."""
-    user = os.getuid()
-    own = f"user.slice/user-{user}.slice/user@{user}.service" if paths.USER else ""
-    return find_root(root) / own
+    top, user = find_root(root), os.getuid()
+    return of_user(user, top) / f"user@{user}.service" if paths.USER else top
+
+
+def of_user(uid: int, top: Path) -> Path:
+    """The slice of a user's logins and of its own service manager, below the root `top` of all cgroups."""
+    return top / "user.slice" / f"user-{uid}.slice"
 
 
 def of_unit(unit: str, control_group: str) -> Path:
@@ -119,7 +123,7 @@ def populated(cgroup: Path) -> bool:
 
 def has_login(uid: int, root: Path = Path("/")) -> bool:
     """True if a process of the user's logins, or of its own service manager, lives."""
-    return populated(find_root(root) / f"user.slice/user-{uid}.slice")
+    return populated(of_user(uid, find_root(root)))
 
 
 class Watch:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from hostguard.linux.cgroup import of_user
 from hostguard.linux.process import Process, members, process, uid_of
 
 WORD = re.compile("[@.-]")
@@ -62,7 +63,7 @@ def strays(
 def _each(
     uid: int, since: int, root: Path, homes: Collection[Path], known: Collection[Process]
 ) -> Iterator[Stray]:
-    own = root / "user.slice" / f"user-{uid}.slice"
+    own = of_user(uid, root)
     for place, folder in [*_units(own), *_units(root / "system.slice", SERVICES)]:
         ours = folder.is_relative_to(own)
         for cgroup, below, _ in os.walk(folder):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hostguard.cli.doctor.checks import Check, Host, ok, problem, warning
-from hostguard.config.users import CONTAINER_GROUPS, confined_by
+from hostguard.config.users import CONTAINER_GROUPS, confined_by, end_of_linger, end_of_logins
 from hostguard.core.model import Mind
 from hostguard.linux.cgroup import has_login
 
@@ -28,9 +28,9 @@ def sandbox(host: Host) -> Check:
         return problem(f"PAM does not confine {', '.join(strict)}", why, mend)
     inside = [user for user, mind in strict.items() if has_login(mind.uid, host.root)]
     if inside:
-        mends = [f"loginctl disable-linger {user}; loginctl terminate-user {user}" for user in inside]
         why = "Their turns can have it run programs. From now on, PAM lets none begin."
-        return problem(f"a login or a service manager is left: {', '.join(inside)}", why, *mends)
+        title = f"a login or a service manager is left: {', '.join(inside)}"
+        return problem(title, why, *map(end_of_logins, inside))
     if host.exists(SSHD[0]) and not _asks_pam(host):
         why = "They can log in by ssh, and so leave their turns."
         mends = [f"echo 'UsePAM yes' >{SSHD_DROP_INS}/00-hostguard.conf", "systemctl reload ssh"]
@@ -43,7 +43,7 @@ def linger(host: Host) -> Check:
     found = [user for user in _open(host) if host.exists(f"/var/lib/systemd/linger/{user}")]
     if not found:
         return ok("no mind's user")
-    mends = [f"loginctl disable-linger {user}    # it ends what runs there" for user in found]
+    mends = [f"{end_of_linger(user)}    # it ends what runs there" for user in found]
     return _way("that linger, so that systemd-run --user works without a login", found, mends)
 
 
