@@ -359,7 +359,7 @@ class Daemon:
 
     @staticmethod
     async def _configured(*, at_boot: bool) -> Config:
-        """The configuration as it is now, once others know its users. Raises ConfigError: nothing has changed."""
+        """The configuration as it is now, with its lists of users written. Raises ConfigError."""
         config = await asyncio.to_thread(load_on_host, at_boot=at_boot)
         await asyncio.to_thread(publish, config)
         return config

@@ -29,14 +29,12 @@ from hostguard.api.http import Seldom, problem
 from hostguard.api.places import Fair, Limits, Places
 from hostguard.core.errors import Problem, not_allowed, unavailable
 from hostguard.core.tasks import Tasks
-from hostguard.linux.sockets import SockDiag, described, holders, listening_at, questions
+from hostguard.linux.sockets import FIRST_FD, SockDiag, described, holders, listening_at
 from hostguard.systemd.notify import Notifier
 
 log = logging.getLogger(__name__)
 
 GROUP = "hostguard"  # its members may use the socket
-FIRST_FD = 3  # sd_listen_fds(3)
-NO_NETLINK_FIX = "; after an upgrade: systemctl restart hostguard.socket hostguard"  # it has one socket more
 SOCKET_UNIT = "hostguard.socket"
 # Who connects waits there until it is accepted. If it is full, a TCP client is heard a second later.
 BACKLOG = 1024
@@ -68,13 +66,9 @@ class Server:
         """Serve on this socket, which `end` closes."""
         if sock.family != socket.AF_UNIX:
             try:
-                self._diag = await asyncio.to_thread(SockDiag, passed_netlink() or questions(), sock)
+                self._diag = await asyncio.to_thread(SockDiag)
             except OSError as error:
-                log.warning(
-                    "connections are not shared by user, as their users are not known: %s%s",
-                    error,
-                    NO_NETLINK_FIX,
-                )
+                log.warning("connections are not shared by user, as their users are not known: %s", error)
         sock.setblocking(False)
         sock.listen(BACKLOG)
         self._sock, self._own = sock, sock.getsockname()
@@ -199,14 +193,6 @@ def all_handed_over(name: str) -> Iterator[socket.socket]:
         for fd in [FIRST_FD + number for number, one in enumerate(names) if one == name]:
             os.set_inheritable(fd, False)
             yield socket.socket(fileno=fd)
-
-
-def passed_netlink() -> socket.socket | None:
-    """The socket of netlink(7) that systemd gave us at our start: the sandbox lets the guard make none."""
-    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    if not activated() or names.count(SOCKET_UNIT) < 2:
-        return None
-    return socket.socket(fileno=os.dup(FIRST_FD + names.index(SOCKET_UNIT) + 1))
 
 
 def listen(path: Path) -> socket.socket:

@@ -1,24 +1,23 @@
-"""TCP sockets: who listens, and who has the other end of a connection. By /proc, or for one by SockDiag.
+"""TCP sockets of this network namespace: who listens, and who has an end of a connection. By sock_diag(7).
 
 Also connections that nftables redirects, and the mark of those that it does not.
 
-/proc/net is that of the guard's own network namespace. Its rows have the user whose a socket is, and the
-inode by which a process holds it. A connection that nobody has accepted yet has no inode: those that listen
-can still accept it. All but SockDiag reads descriptors of processes or long tables: call it in a thread.
+The kernel names the user of a socket, and the inode by which processes hold it. A connection that nobody has
+accepted yet has no inode: those that listen can still accept it.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import socket
 import struct
-import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -28,23 +27,31 @@ import psutil
 from hostguard.core.text import safe
 from hostguard.linux.process import home_of
 
-TABLES = Path("/proc/net")
 Address = tuple[str, int]
 
-ESTABLISHED, SYN_RECEIVED, LISTEN = "01", "03", "0A"  # include/net/tcp_states.h
+ESTABLISHED, SYN_RECEIVED, LISTEN = 1, 3, 10  # include/net/tcp_states.h
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, that of a dual-stack socket
-READS = 3  # of a table: a row can be missed while others before it go
 SHOWN = 3  # processes that are named
+NOT_PASSED_FIX = "run: systemctl restart hostguard.socket hostguard"  # the unit is of an earlier version
+NO_MODULE_FIX = "run: modprobe tcp_diag"
 
-# For sock_diag(7).
+FIRST_FD = 3  # sd_listen_fds(3)
 SOCK_DIAG = 4  # NETLINK_SOCK_DIAG of linux/netlink.h, for which Python has no name
 BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY of linux/sock_diag.h
-REQUEST = 1  # NLM_F_REQUEST
+ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
+REQUEST, DUMP = 1, 0x300  # NLM_F_REQUEST, NLM_F_DUMP
 ANY = 0xFFFFFFFF  # in the mask of states, and as a cookie
+READ = 64 << 10  # bytes of answers: the kernel sends no more at a time
 HEAD = struct.Struct("=IHHIIBBBBI")  # struct nlmsghdr; of struct inet_diag_req_v2 what comes before its id
 ID = struct.Struct("!HH16s16sIII")  # struct inet_diag_sockid
-# Of an nlmsghdr type and number, of a struct inet_diag_msg uid and inode.
-TOLD = struct.Struct("=4xH2xI4x4x48x12xII")
+ANSWER = struct.Struct("=IH2xI4x")  # struct nlmsghdr: length, type, number
+CODE = struct.Struct("=i")  # of NLMSG_ERROR and NLMSG_DONE
+TOLD = struct.Struct("=BB2x4x16s28x12xII")  # struct inet_diag_msg: family, state, own host, uid, inode
+
+# All ask by the one socket that systemd passes, also from threads.
+_asking = threading.Lock()
+_numbers = itertools.count(int.from_bytes(os.urandom(3), "big"))  # answers may be for a guard that was killed
+
 
 # For connections that are redirected.
 MARK = 0x4847  # of the guard's own: the nft table leaves them alone
@@ -60,80 +67,17 @@ class Socket:
     inode: int
 
 
-Rows = list[tuple[str, str, str, Socket]]
-
-
-def other_end(local: Address, peer: Address) -> tuple[Socket, ...] | None:
-    """The sockets from which the other end of an open connection of this process is, or can be, read.
-
-    None if it is on this host and none is seen. There are none if it was closed, or is on another host or in
-    a container with an address of its own: the guard cannot see those.
-    """
-    if not (ip_address(peer[0].partition("%")[0]).is_loopback or local[0] == peer[0]):
-        return ()
-    for _ in range(READS):
-        for rows in _tables(peer[1]):
-            for here, there, state, found in rows:
-                if here in _names(*peer) and there in _names(*local):
-                    if found.inode or state not in (ESTABLISHED, SYN_RECEIVED):
-                        return (found,) if found.inode else ()
-                    # Who listens comes first in a table. So if somebody had accepted it since, and somebody
-                    # else listened by now, it would be found as accepted.
-                    if listening := _listening(rows, peer):
-                        return listening
-        # Where root leads a port into a container, the other end is there; root listens here in its place.
-        if found_here := listening_at(peer):
-            return found_here
-    return None
-
-
-def listening_at(address: Address) -> tuple[Socket, ...]:
-    """The sockets that get connections to this address of this host."""
-    return next(filter(None, (_listening(rows, address) for rows in _tables(address[1]))), ())
-
-
-def _listening(rows: Rows, address: Address) -> tuple[Socket, ...]:
-    """Those of one table, as the kernel chooses: what is bound to the address goes before what is to any."""
-    taken = [(here, found) for here, _, state, found in rows if state == LISTEN]
-    host, port = address[0].partition("%")[0], address[1]
-    anywhere = ("::",) if ip_address(host).version == 6 else ("0.0.0.0", "::")  # noqa: S104
-    for names in (_names(host, port), [name for other in anywhere for name in _names(other, port)]):
-        if found := tuple(one for here, one in taken if here in names):
-            return found
-    return ()
-
-
-def _names(host: str, port: int) -> tuple[str, ...]:
-    """How the tables write an address: an IPv4 one also in that of IPv6."""
-    packed = ip_address(host.partition("%")[0]).packed
-    forms = (packed, _MAPPED + packed) if len(packed) == 4 else (packed,)
-    return tuple(f"{_hex(form)}:{port:04X}" for form in forms)
-
-
-def _hex(packed: bytes) -> str:
-    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
-    return "".join(f"{word:08X}" for word in words)
-
-
-def _tables(port: int) -> Iterator[Rows]:
-    """The rows with this own port, of IPv4 and of IPv6: (own address, peer's address, state, socket)."""
-    mark = f":{port:04X}"
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (TABLES / name).read_text().splitlines()[1:]
-        except OSError:  # no IPv6
-            continue
-        fields = [line.split() for line in lines if mark in line]
-        yield [(f[1], f[2], f[3], Socket(int(f[7]), int(f[9]))) for f in fields if f[1].endswith(mark)]
-
-
 def listeners(url: str, pids: Iterable[int] | None = None) -> list[int]:
-    """The processes, of `pids` or of all, that listen at the URL."""
+    """The processes, of `pids` or of all, that listen at the URL; none if the kernel does not tell."""
     parts = urlsplit(url)
     if not is_own(parts.hostname):
         return []
-    found = listening_at((parts.hostname or "", parts.port or 80))
-    return holders(found, pids)
+    return holders(listening_at((parts.hostname or "", parts.port or 80)), pids)
+
+
+def is_near(local: Address, peer: Address) -> bool:
+    """True if the other end of a connection from `local` is on this host, or is led on from here."""
+    return ip_address(peer[0].partition("%")[0]).is_loopback or local[0] == peer[0]
 
 
 def is_own(host: str | None) -> bool:
@@ -145,6 +89,13 @@ def is_own(host: str | None) -> bool:
     except (ValueError, OSError):  # a name, or another host's
         return False
     return True
+
+
+def listening_at(address: Address) -> tuple[Socket, ...]:
+    """The sockets that get connections to this address of this host; none if the kernel does not tell."""
+    with suppress(OSError), SockDiag() as diag:
+        return diag.listening_at(address)
+    return ()
 
 
 def holders(sockets: Iterable[Socket], pids: Iterable[int] | None = None) -> list[int]:
@@ -173,59 +124,135 @@ def described(found: Socket, pids: Iterable[int]) -> str:
     return f"user {user}" + (f" ({', '.join(known[:SHOWN])}{more})" if known else "")
 
 
-def questions() -> socket.socket:
-    """A new socket for SockDiag. Raises OSError."""
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    state: int
+    host: bytes  # its own address
+    socket: Socket
 
 
 class SockDiag:
-    """Asks the kernel about one TCP socket of this network namespace at a time.
+    """Asks the kernel about TCP sockets: in less than a millisecond, however many connections there are.
 
-    This takes as long as to accept a connection, however many sockets there are. To read their table takes a
-    thousand times as long once somebody has opened some thousand.
+    It is to be closed, and may be used from threads.
     """
 
-    def __init__(self, netlink: socket.socket, listening: socket.socket) -> None:
-        """Ask by `netlink`, see `questions`. A first question is about `listening`.
-
-        It blocks: the kernel may load modules. Raises OSError if it does not answer.
-        """
-        self._netlink, self._asked = netlink, 0
-        netlink.setblocking(False)
+    def __init__(self) -> None:
+        """It blocks: the kernel may load modules. Raises OSError, which says what to do."""
         try:
-            nobody = "::" if listening.family == socket.AF_INET6 else "0.0.0.0"  # noqa: S104
-            if self._ask(listening.getsockname()[:2], (nobody, 0)) is None:
-                raise OSError("the kernel has no sock_diag for TCP")
-        except OSError:
+            self._netlink = _passed() or socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG)
+        except OSError as error:
+            raise OSError(f"{error.strerror}; {NOT_PASSED_FIX}") from None
+        self._netlink.setblocking(False)
+        with _asking, suppress(BlockingIOError):
+            while self._netlink.recv(READ):  # answers to a guard that was killed
+                pass
+        try:
+            self._listening(socket.AF_INET, 1)
+        except OSError as error:
             self.close()
-            raise
+            why = f"the kernel has no sock_diag for TCP ({error.strerror})"
+            raise OSError(f"{why}; {NO_MODULE_FIX}") from None
 
-    def owner(self, end: Address, other: Address) -> int | None:
-        """The uid of whoever made the socket at `end` of a connection to `other`; None: it is closed."""
-        try:
-            told = self._ask(end, other)
-        except OSError:  # no memory
-            return None
-        uid, inode = told or (0, 0)
-        return uid if inode else None  # of a socket that is closed the kernel says that it is root's
+    def __enter__(self) -> SockDiag:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ask no more."""
         self._netlink.close()
 
-    def _ask(self, end: Address, other: Address) -> tuple[int, int] | None:
-        """(uid, inode) of a socket, None if there is none. The answer is there as soon as it is asked."""
+    def owner(self, end: Address, other: Address) -> int | None:
+        """The uid of whoever made the socket at `end` of a connection to `other`; None: it is closed."""
+        try:
+            found = self._one(end, other)
+        except OSError:  # no memory
+            return None
+        # Of a socket that is closed the kernel says that it is root's.
+        return found.socket.uid if found is not None and found.socket.inode else None
+
+    def other_end(self, local: Address, peer: Address) -> tuple[Socket, ...] | None:
+        """The sockets from which the other end of an open connection of this process is, or can be, read.
+
+        None if none is seen. There are none if it was closed. Raises OSError.
+        """
+        # Before the connection: who listens only later cannot accept it, so it would be found as accepted.
+        listening = self.listening_at(peer)
+        found = self._one(peer, local)
+        if found is not None and (found.socket.inode or found.state not in (ESTABLISHED, SYN_RECEIVED)):
+            return (found.socket,) if found.socket.inode else ()
+        # Where root leads a port into a container, the other end is there; root listens here in its place.
+        return listening or None
+
+    def listening_at(self, address: Address) -> tuple[Socket, ...]:
+        """The sockets that get connections to this address of this host. Raises OSError."""
+        families = (socket.AF_INET, socket.AF_INET6)
+        found = [one for family in families for one in self._listening(family, address[1])]
+        # What is bound to the address goes before what is to any.
+        own = ip_address(address[0].partition("%")[0]).packed
+        bound = (own, _MAPPED + own, bytes(4), bytes(16)) if len(own) == 4 else (own, bytes(16))
+        at = (tuple(one.socket for one in found if one.host == host) for host in bound)
+        return next(filter(None, at), ())
+
+    def _listening(self, family: int, port: int) -> list[_Found]:
+        return self._ask(family, 1 << LISTEN, ID.pack(port, 0, b"", b"", 0, ANY, ANY), DUMP)
+
+    def _one(self, end: Address, other: Address) -> _Found | None:
+        """The socket at one end of a connection, None if there is none."""
         family = socket.AF_INET6 if ":" in end[0] else socket.AF_INET
-        hosts = (socket.inet_pton(family, host) for host, _ in (end, other))
-        which = ID.pack(end[1], other[1], *hosts, 0, ANY, ANY)
-        self._asked += 1
-        size = HEAD.size + len(which)
-        head = HEAD.pack(size, BY_FAMILY, REQUEST, self._asked, 0, family, socket.IPPROTO_TCP, 0, 0, ANY)
-        self._netlink.send(head + which)
-        while True:
-            type_, number, uid, inode = TOLD.unpack_from(self._netlink.recv(1024).ljust(TOLD.size, b"\0"))
-            if number == self._asked:  # others were for a guard that was killed
-                return (uid, inode) if type_ == BY_FAMILY else None
+        hosts, scope = [], 0
+        for host, _, name in (one[0].partition("%") for one in (end, other)):
+            hosts.append(socket.inet_pton(family, host))
+            scope = socket.if_nametoindex(name) if name else scope
+        which = ID.pack(end[1], other[1], *hosts, socket.htonl(scope), ANY, ANY)
+        try:
+            [found] = self._ask(family, ANY, which)
+        except FileNotFoundError:
+            return None
+        return None if found.state == LISTEN else found  # in place of a connection that is over
+
+    def _ask(self, family: int, states: int, which: bytes, how: int = 0) -> list[_Found]:
+        """What the kernel answers: it has done so once it is asked. Raises OSError."""
+        found = []
+        with _asking:
+            asked = next(_numbers)
+            size = HEAD.size + len(which)
+            head = (size, BY_FAMILY, REQUEST | how, asked, 0, family, socket.IPPROTO_TCP, 0, 0, states)
+            self._netlink.send(HEAD.pack(*head) + which)
+            while True:
+                answers, at = self._netlink.recv(READ), 0
+                while at < len(answers):
+                    length, type_, number = ANSWER.unpack_from(answers, at)
+                    body, at = answers[at + ANSWER.size : at + length], at + length
+                    if number != asked:
+                        continue
+                    if type_ in (ERROR, DONE):
+                        if code := CODE.unpack_from(body)[0]:
+                            raise OSError(-code, os.strerror(-code))
+                        return found
+                    found.append(_found(body))
+                    if not how:
+                        return found
+
+
+def _found(body: bytes) -> _Found:
+    family, state, host, uid, inode = TOLD.unpack_from(body)
+    return _Found(state, host[: 4 if family == socket.AF_INET else 16], Socket(uid, inode))
+
+
+def _passed() -> socket.socket | None:
+    """The socket of netlink(7) that systemd gave us at our start: the sandbox lets the guard make none."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    for fd in range(FIRST_FD, FIRST_FD + int(os.environ.get("LISTEN_FDS", 0))):
+        with suppress(OSError):  # taken, and closed
+            one = socket.socket(fileno=os.dup(fd))
+            if one.family == socket.AF_NETLINK and one.proto == SOCK_DIAG:
+                return one
+            one.close()
+    return None
 
 
 def meant(sock: socket.socket) -> Address | None:

@@ -5,7 +5,7 @@ The rule for the other end of a connection:
   mind with unit   its process is in that unit; one that Volute runs, in Volute's
   only with user   it is of that user, under a user's service manager always of that one
   with neither     nobody knows: it is the mind's
-  another host's   cannot be seen: it is the mind's
+  another host's, or in a container with an address of its own: cannot be seen: it is the mind's
 One that was not accepted yet belongs to those that listen. The kernel lets only one user listen at an address
 and port at a time.
 """
@@ -22,7 +22,7 @@ from hostguard.core.model import Mind
 from hostguard.core.units import unit_of_cgroup
 from hostguard.linux import cgroup as cgroups
 from hostguard.linux.process import home_of, members
-from hostguard.linux.sockets import Address, Socket, described, holders, other_end
+from hostguard.linux.sockets import Address, SockDiag, Socket, described, holders, is_near
 
 
 class Manager(Protocol):
@@ -32,7 +32,7 @@ class Manager(Protocol):
 
 
 class Unseen(Exception):
-    """Nobody is seen who could have the other end of the connection."""
+    """It is not seen who has the other end of the connection: why, in words."""
 
 
 def of_its_user(mind: Mind, uid: int) -> bool:
@@ -54,9 +54,16 @@ class MindListeners:
 
         Raises Unseen. Blocks: call it in a thread.
         """
-        ends = other_end(local, peer)
+        known = mind.unit is not None or mind.user or paths.USER
+        if not known or not is_near(local, peer):
+            return None
+        try:
+            with SockDiag() as diag:
+                ends = diag.other_end(local, peer)
+        except OSError as error:
+            raise Unseen(f"the kernel does not tell who listens there: {error}") from None
         if ends is None:
-            raise Unseen
+            raise Unseen("it is left before it is known who listens there")
         for found in ends:
             if not self._is_mind(mind, found):
                 return described(found, holders([found]))

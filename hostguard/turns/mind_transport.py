@@ -80,8 +80,8 @@ class MindTransport(httpx.AsyncBaseTransport):
         local, peer = sock.getsockname()[:2], sock.getpeername()[:2]
         try:
             found = await asyncio.to_thread(self._listeners.stranger, mind, local, peer)
-        except Unseen:
-            raise httpx.ConnectError("it is left before it is known who listens there") from None
+        except Unseen as error:
+            raise httpx.ConnectError(str(error)) from None
         if found is not None:
             raise Stranger(f"its port {peer[1]} is taken by {found}")
 

@@ -52,11 +52,11 @@ def install() -> None:
 
 
 @contextmanager
-def drop_in(settings: str) -> Iterator[None]:
-    """Lines for the [Service] section of hostguard.service, for as long as a test takes."""
-    file = Path(f"/run/systemd/system/{UNIT}.d/case-{secrets.token_hex(4)}.conf")
+def drop_in(settings: str, unit: str = UNIT) -> Iterator[None]:
+    """Lines for the [Service] section of hostguard.service, or for its socket, for as long as a test takes."""
+    file = Path(f"/run/systemd/system/{unit}.d/case-{secrets.token_hex(4)}.conf")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"[Service]\n{settings}\n")
+    file.write_text(f"[{unit.rpartition('.')[2].title()}]\n{settings}\n")
     systemctl("daemon-reload")
     try:
         yield

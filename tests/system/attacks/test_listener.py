@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from guard import Guard, drop_in, run, systemctl, wait_for
+from guard import SOCKET, Guard, drop_in, run, systemctl, wait_for
 from guarded import LONG_S, GuardedHost
 from minds import free_port
 
@@ -25,7 +25,7 @@ EVENTS, WEB = free_port(), free_port()
 # Each case has a mind of its own: one that was down is tried again only after a pause.
 BY_UNIT, BY_USER = (
     ("answer", "late", "half", "twin", "active"),
-    ("any4", "any6", "100", "103", "head", "drip"),
+    ("any4", "any6", "blind", "100", "103", "head", "drip"),
 )
 URLS = {
     **{name: f"http://127.0.0.1:{free_port()}" for name in BY_UNIT + BY_USER},
@@ -205,6 +205,25 @@ def test_a_name_that_leads_to_a_stranger(host: Host) -> None:
         host.kept(row, f"user eve (pid {pid} in ")
         assert got(file) == b""
     host.cancel(row)
+
+
+def test_nothing_is_sent_while_the_kernel_does_not_tell_who_listens(host: Host) -> None:
+    """As after an upgrade from a socket unit without the line, or with a kernel without the module."""
+    only = "ListenNetlink=\nListenStream=/run/hostguard/hostguard.sock"
+    with listener("ada", "127.0.0.1", PORTS["blind"], "answer") as (_, file):
+        with drop_in(only, SOCKET):
+            host.guard.stop()
+            systemctl("restart", SOCKET)
+            host.guard.restart()
+            row = host.send_secret("blind")
+            wait_for(lambda: host.get(f"/v1/deliveries/{row}/why")["reason"] == "mind_down", LONG_S)
+            blocker = host.get(f"/v1/deliveries/{row}/why")["blocker"]
+            assert "the kernel does not tell who listens there" in blocker
+            assert "run: systemctl restart hostguard.socket hostguard" in blocker
+            assert got(file) == b""
+        systemctl("restart", SOCKET, "hostguard.service")
+        wait_for(lambda: SECRET.encode() in got(file), LONG_S)
+        host.end(row)
 
 
 # -- answers that do not end

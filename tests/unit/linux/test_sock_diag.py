@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hostguard.linux.sockets import SockDiag, questions
+from hostguard.linux.sockets import SockDiag
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root gives sockets to other users")
 
@@ -32,7 +32,7 @@ def owner(diag: SockDiag, accepted: socket.socket) -> int | None:
 
 
 def test_it_tells_the_users_of_connections_apart_until_they_are_closed(listening: socket.socket) -> None:
-    diag, address = SockDiag(questions(), listening), listening.getsockname()[:2]
+    diag, address = SockDiag(), listening.getsockname()[:2]
     pairs = [(uid, of_user(uid, address), listening.accept()[0]) for uid in (0, 1001, 4_000_000_000)]
     assert [owner(diag, accepted) for _, _, accepted in pairs] == [uid for uid, _, _ in pairs]
     _, client, accepted = pairs[1]
@@ -49,16 +49,9 @@ def test_it_tells_the_users_of_connections_apart_until_they_are_closed(listening
 
 def test_a_client_that_writes_an_ipv4_address_as_one_of_ipv6() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        diag = SockDiag(questions(), listening)
+        diag = SockDiag()
         with of_user(1001, ("::ffff:127.0.0.1", listening.getsockname()[1])):
             accepted, _ = listening.accept()
             with accepted:
                 assert owner(diag, accepted) == 1001
         diag.close()
-
-
-def test_a_socket_that_it_does_not_know() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        with pytest.raises(OSError, match="no sock_diag"):
-            SockDiag(questions(), closed)

@@ -1,4 +1,4 @@
-"""Who listens, and who has the other end of a connection: on this machine, and in tables of /proc/net as the kernel writes them."""
+"""Who listens, and who has an end of a connection, as this machine's kernel tells."""
 
 from __future__ import annotations
 
@@ -6,112 +6,143 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from hostguard.linux import sockets
-from hostguard.linux.sockets import Socket, described, holders, listeners, listening_at, other_end
+from hostguard.linux.sockets import SockDiag, Socket, described, holders, is_near, listeners, listening_at
 
 GONE = 2**22 + 1  # above the kernel's PID_MAX_LIMIT
-HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-LO, ANY, MAPPED, ANY6 = "0100007F", "00000000", "0000000000000000FFFF00000100007F", "0" * 32
-HERE, THERE = ("127.0.0.1", 50000), ("127.0.0.1", 4100)
-
-
-def row(local, state, uid, inode, remote="00000000:0000"):
-    return (
-        f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000 {uid:5} 0 {inode} 1 0 100\n"
-    )
-
-
-def listening(host, uid, inode, port=4100):
-    return row(f"{host}:{port:04X}", "0A", uid, inode)
-
-
-def connected(uid, inode, state="01", host=LO):
-    """The other end of a connection from port 50000 to port 4100."""
-    return row(f"{host}:1004", state, uid, inode, f"{host}:C350")
+root = pytest.mark.skipif(os.getuid() != 0, reason="gives sockets to other users, or becomes one")
 
 
 @pytest.fixture
-def tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "TABLES", tmp_path)
-
-    def write(*lines, six=()):
-        (tmp_path / "tcp").write_text(HEADER + "".join(lines))
-        (tmp_path / "tcp6").write_text(HEADER + "".join(six))
-
-    return write
+def diag():
+    with SockDiag() as made:
+        yield made
 
 
-OURS = row(f"{LO}:C350", "01", 0, 7, f"{LO}:1004")  # the guard's own end
+def ends(diag, ours):
+    """Whose the other end of our connection is."""
+    return diag.other_end(ours.getsockname()[:2], ours.getpeername()[:2])
 
 
-@pytest.mark.parametrize(("lines", "six", "found", "why"), [
-    ([listening(LO, 5, 50), OURS, connected(5, 51)], [], [(5, 51)], "accepted"),
-    ([listening(LO, 5, 50), OURS, connected(6, 61)], [], [(6, 61)], "by another user than listens by now"),
-    ([listening(LO, 5, 50), OURS, connected(0, 0)], [], [(5, 50)], "not accepted: its uid is not to be trusted"),
-    ([listening(LO, 5, 50), OURS, connected(0, 0, "03")], [], [(5, 50)], "waits for data (TCP_DEFER_ACCEPT)"),
-    ([listening(ANY, 5, 50), OURS, connected(0, 0)], [listening(ANY6, 6, 60)], [(5, 50)],
-     "IPv4 alone goes before a [::] that is IPv6 only"),
-    ([listening(ANY, 5, 50), OURS, connected(0, 0)], [], [(5, 50)], "at any address"),
-    ([listening(ANY, 5, 50), listening(LO, 6, 60), OURS, connected(0, 0)], [], [(6, 60)], "its own address first"),
-    ([listening(LO, 5, 50), listening(LO, 5, 52), OURS, connected(0, 0)], [], [(5, 50), (5, 52)], "SO_REUSEPORT"),
-    ([listening("0200007F", 6, 60), listening(LO, 6, 61, 4101), listening(LO, 5, 50), OURS, connected(0, 0)], [],
-     [(5, 50)], "neither another address nor another port"),
-    ([OURS], [listening(ANY6, 5, 50), connected(0, 0, host=MAPPED)], [(5, 50)], "[::] with IPv4"),
-    ([OURS], [listening(ANY6, 5, 50), connected(5, 51, host=MAPPED)], [(5, 51)], "[::] with IPv4, accepted"),
-    ([OURS, connected(5, 51, "05")], [], [(5, 51)], "it sends no more, and may still read"),
-    ([OURS, connected(0, 0, "05")], [], [], "closed: nobody reads it"),
-    ([OURS, connected(0, 0, "06")], [], [], "over"),
-    ([listening(LO, 0, 50), OURS], [], [(0, 50)], "root leads it into a container"),
-    ([OURS, connected(0, 0)], [], None, "nobody is seen who could accept it"),
-    ([OURS], [], None, "nobody at all"),
+def listening(stack, host, port, uid):
+    """One of several that listen on a port, of some user; its port."""
+    made = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if ":" in host:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host == "::1"))
+    made.bind((host, port))
+    made.listen()
+    os.fchown(made.fileno(), uid, uid)
+    return made.getsockname()[1]
+
+
+@root
+@pytest.mark.parametrize(("bound", "to", "uids"), [
+    (["0.0.0.0", "127.0.0.1"], "127.0.0.1", [1]),  # its own address first
+    (["0.0.0.0", "127.0.0.2"], "127.0.0.1", [0]),  # not another address
+    (["::", "::ffff:127.0.0.1"], "127.0.0.1", [1]),
+    (["::", "0.0.0.0"], "127.0.0.1", [1]),  # IPv4 alone goes before both
+    (["::", "::1"], "::1", [1]),
+    (["0.0.0.0", "::1"], "127.0.0.1", [0]),
+    (["127.0.0.1", "127.0.0.1"], "127.0.0.1", [0, 1]),
 ])  # fmt: skip
-def test_the_other_end(tables, lines, six, found, why):
-    tables(*lines, six=six)
-    ends = other_end(HERE, THERE)
-    assert (None if ends is None else [(one.uid, one.inode) for one in ends]) == found, why
+def test_who_gets_a_connection_to_an_address(diag, bound, to, uids):
+    with ExitStack() as stack:
+        port = 0
+        for number, host in enumerate(bound):
+            port = listening(stack, host, port, 7000 + number)
+        assert sorted(one.uid - 7000 for one in listening_at((to, port))) == uids
+        with socket.create_connection((to, port)) as ours:
+            assert sorted(one.uid - 7000 for one in ends(diag, ours)) == uids, "before it is accepted"
 
 
-def test_what_is_elsewhere_cannot_be_seen(tables):
-    tables(listening(ANY, 6, 60))
-    assert other_end(("192.0.2.1", 50000), ("192.0.2.2", 4100)) == ()
-    assert other_end(("192.0.2.1", 50000), ("192.0.2.1", 4100)) == (Socket(6, 60),)
+def test_one_that_waits_for_data_belongs_to_who_listens(diag):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 5)
+        with socket.create_connection(server.getsockname()) as ours:
+            assert ends(diag, ours) == (Socket(os.getuid(), os.fstat(server.fileno()).st_ino),)
 
 
-def test_ipv6_has_its_own(tables):
-    tables(listening(ANY, 6, 60), six=[listening(ANY6, 5, 50)])
-    assert listening_at(("::1", 4100)) == (Socket(5, 50),)
-    assert listening_at(("127.0.0.1", 4100)) == (Socket(6, 60),)
-    assert listening_at(("::1", 4101)) == ()
+def test_who_sends_no_more_may_still_read(diag):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        server.accept()[0] as accepted,
+    ):
+        accepted.shutdown(socket.SHUT_WR)
+        assert ends(diag, ours) == (Socket(os.getuid(), os.fstat(accepted.fileno()).st_ino),)
 
 
-def test_a_host_without_ipv6(tables, tmp_path):
-    tables(listening(LO, 5, 50))
-    (tmp_path / "tcp6").unlink()
-    assert listening_at(("127.0.0.1", 4100)) == (Socket(5, 50),)
+def test_where_root_leads_a_port_into_a_container_who_listens_here_counts(diag):
+    nobodys = ("127.0.0.1", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = server.getsockname()
+        [held] = diag.other_end(nobodys, at)
+        assert held.inode == os.fstat(server.fileno()).st_ino
+    assert diag.other_end(nobodys, at) is None, "nobody is seen"
+    assert listening_at(at) == ()
+
+
+def test_what_is_near():
+    assert is_near(("127.0.0.1", 50000), ("127.0.0.2", 4100))
+    assert is_near(("::1", 50000), ("::1", 4100))
+    assert is_near(("192.0.2.1", 50000), ("192.0.2.1", 4100))
+    assert not is_near(("192.0.2.1", 50000), ("192.0.2.2", 4100))
+    assert not is_near(("fe80::1%lo", 50000), ("fe80::2%lo", 4100))
+
+
+def test_a_kernel_without_the_module_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(sockets.socket, "IPPROTO_TCP", 255)  # the kernel has no module for this one
+    with pytest.raises(OSError, match=r"no sock_diag for TCP \(No such file.*\); run: modprobe tcp_diag"):
+        SockDiag()
+    assert listening_at(("127.0.0.1", 1)) == ()
+
+
+def test_an_answer_to_a_guard_that_was_killed_is_not_ours(diag, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        [left] = diag.listening_at(server.getsockname())
+        passed = socket.socket(fileno=os.dup(diag._netlink.fileno()))
+        monkeypatch.setattr(sockets, "_passed", lambda: passed)
+        monkeypatch.setattr(diag, "_netlink", Deaf(diag._netlink))
+        with pytest.raises(BlockingIOError):
+            diag.listening_at(server.getsockname())
+        with SockDiag() as next_one:
+            assert next_one.listening_at(("127.0.0.1", 1)) == ()
+            assert next_one.listening_at(server.getsockname()) == (left,)
+
+
+class Deaf:
+    """A socket whose user is killed before it reads an answer."""
+
+    def __init__(self, netlink):
+        self.send, self.close = netlink.send, netlink.close
+
+    def recv(self, size):
+        raise BlockingIOError
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_a_real_connection_before_and_after_it_is_accepted(bound):
+def test_a_real_connection_before_and_after_it_is_accepted(diag, bound):
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.create_server((bound, 0), family=family, dualstack_ipv6=bound == "::") as server:
         at = ("::1" if bound == "::1" else "127.0.0.1", server.getsockname()[1])
         with socket.create_connection(at) as ours:
-            ends = lambda: other_end(ours.getsockname()[:2], ours.getpeername()[:2])  # noqa: E731
-            [waits] = ends()
+            [waits] = ends(diag, ours)
             assert waits == Socket(os.getuid(), os.fstat(server.fileno()).st_ino)
             with server.accept()[0] as accepted:
-                [held] = ends()
+                [held] = ends(diag, ours)
                 assert held == Socket(os.getuid(), os.fstat(accepted.fileno()).st_ino)
                 assert holders([held], [os.getpid(), GONE]) == [os.getpid()]
                 assert f"pid {os.getpid()} in " in described(held, holders([held], [os.getpid()]))
-            assert not ends(), "it was closed"
+            assert ends(diag, ours) == (), "it was closed"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-def test_who_accepts_counts_and_not_who_listens():
+@root
+def test_who_accepts_counts_and_not_who_listens(diag):
     program = (
         "import socket; s = socket.socket(fileno=0); a = s.accept()[0]; print('here', flush=True); a.recv(1)"
     )
@@ -127,13 +158,13 @@ def test_who_accepts_counts_and_not_who_listens():
         socket.create_connection(server.getsockname()) as ours,
     ):
         assert other.stdout.readline() == b"here\n"
-        [held] = other_end(ours.getsockname(), ours.getpeername())
+        [held] = ends(diag, ours)
         assert held.uid == 65534
         assert holders([held], [os.getpid(), other.pid]) == [other.pid]
         assert described(held, [other.pid]).startswith(f"user nobody (pid {other.pid} in ")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@root
 def test_the_kernel_lets_no_other_user_share_a_port():
     program = (
         "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
@@ -169,14 +200,10 @@ def test_the_listener_at_a_url(bound, url):
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1:80", "http://a-name:80", "http:///"])
 def test_a_url_elsewhere_has_no_listener_here(monkeypatch, url):
-    monkeypatch.setattr(sockets, "_tables", lambda port: pytest.fail("not needed"))
+    monkeypatch.setattr(sockets, "SockDiag", lambda: pytest.fail("not needed"))
     assert listeners(url) == []
 
 
 def test_a_bound_address_that_is_not_the_urls_does_not_count():
     with socket.create_server(("127.0.0.2", 0)) as server:
         assert listeners(f"http://127.0.0.1:{server.getsockname()[1]}", [os.getpid()]) == []
-
-
-def test_this_machine_has_tcp_sockets_in_proc():
-    assert (sockets.TABLES / "tcp").exists()

@@ -168,7 +168,7 @@ def test_the_event_loop_goes_on_meanwhile() -> None:
 # -- whom it is sent to
 
 
-@pytest.mark.parametrize("found", ["user eve (pid 5 in session-3.scope)", None, Unseen()])
+@pytest.mark.parametrize("found", ["user eve (pid 5 in session-3.scope)", None, Unseen("it is left")])
 def test_nothing_is_sent_before_it_is_known_who_listens(
     monkeypatch: pytest.MonkeyPatch, found: str | Exception | None
 ) -> None:

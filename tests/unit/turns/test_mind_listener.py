@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -30,11 +31,16 @@ class Host:
 
     def __init__(self, monkeypatch):
         self.ends, self.cgroup, self.searches = (Socket(1000, 9),), IN_UNIT, []
-        monkeypatch.setattr(mind_listener, "other_end", lambda local, peer: self.ends)
+        monkeypatch.setattr(mind_listener, "SockDiag", lambda: nullcontext(self))
         monkeypatch.setattr(mind_listener, "holders", self.holders)
         monkeypatch.setattr(mind_listener, "home_of", lambda pid: ROOT / self.cgroup)
         monkeypatch.setattr(mind_listener, "_below", lambda home: [7] if home == ROOT / self.cgroup else [])
         monkeypatch.setattr(mind_listener, "described", lambda found, pids: f"uid {found.uid} {pids}")
+
+    def other_end(self, local, peer):
+        if isinstance(self.ends, OSError):
+            raise self.ends
+        return self.ends
 
     def holders(self, sockets, pids=None):
         self.searches.append(pids)
@@ -72,9 +78,18 @@ def test_each_of_several_that_may_accept_it_must_be_the_minds(host):
     assert MindListeners(host).stranger(USER, HERE, THERE) == "uid 1001 [7]"
     host.ends = ()
     assert MindListeners(host).stranger(USER, HERE, THERE) is None
-    host.ends = None
-    with pytest.raises(Unseen):
-        MindListeners(host).stranger(USER, HERE, THERE)
+
+
+@pytest.mark.parametrize(("ends", "why"), [
+    (None, "it is left before"), (OSError("no module; run: modprobe it"), "does not tell .*; run: modprobe it"),
+])  # fmt: skip
+def test_a_mind_whose_listener_is_not_seen_gets_nothing(host, ends, why):
+    host.ends = ends
+    for mind in (UNIT, USER):
+        with pytest.raises(Unseen, match=why):
+            MindListeners(host).stranger(mind, HERE, THERE)
+        assert MindListeners(host).stranger(mind, ("192.0.2.1", 50000), ("192.0.2.2", 4100)) is None
+    assert MindListeners(host).stranger(NEITHER, HERE, THERE) is None
 
 
 def test_where_the_unit_was_found_is_searched_first(host):
