@@ -6,7 +6,7 @@ import asyncio
 import logging
 import select
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import h11
 
-from hostguard.api.http import Seldom, problem
+from hostguard.api.http import UID, Seldom, problem
 from hostguard.api.places import Fair, Limits, Place, Places
 from hostguard.core.errors import Problem, bad_request
 from hostguard.core.tasks import Tasks
@@ -50,9 +50,10 @@ class Connection(asyncio.BufferedProtocol):
         fair: Fair,
         tasks: Tasks,
         malformed: Seldom,
+        whose: Callable[[Connection], int | None] | None,
     ) -> None:
         self.place = Place(self)
-        self.client = client
+        self.client, self._whose = client, whose
         self._app, self._limits, self._sock, self._malformed = app, limits, sock, malformed
         self._places, self._fair, self._tasks = places, fair, tasks
         self._loop = asyncio.get_running_loop()
@@ -304,6 +305,7 @@ class Connection(asyncio.BufferedProtocol):
             "headers": list(request.headers),
             "client": self.client,
             KEEP: partial(self._places.keep, self.place),
+            **({} if self._whose is None else {UID: partial(self._whose, self)}),
         }
         try:
             await self._app(scope, self._receive, self._send)

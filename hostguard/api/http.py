@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -36,7 +37,9 @@ ANSWER = 1 << 20  # taken for one that is not made yet: so few are made at a tim
 ROOT = "uid=0"  # who can do more than this, has room for small and large requests
 BODY_S = 10.0  # for a body to come
 ROOM_S = 15.0  # a body waits so long for room: longer than the ones before it may take to come
-BUDGET = "hostguard.budget"  # in the scope of a request
+# In the scope of a request:
+BUDGET = "hostguard.budget"
+UID = "hostguard.uid"  # on an endpoint, what says whose the connection is, None if that is not known
 
 
 class Seldom:
@@ -172,7 +175,7 @@ class Budget:
         """The handler within this budget. `reads`: as `on` has it."""
 
         async def handle(request: Request) -> Response:
-            mine = _Share(self, request.client.host if request.client is not None else "")
+            mine = _Share(self, request)
             request.scope[BUDGET] = mine
             with ExitStack() as failed:
                 failed.callback(mine.give_back)
@@ -191,9 +194,16 @@ class Budget:
 class _Share:
     """What one request has of the budget: bytes of its body, with their owner, and of its answer."""
 
-    def __init__(self, budget: Budget, caller: str) -> None:
-        self.budget, self.caller, self.answer = budget, caller, 0
+    def __init__(self, budget: Budget, request: Request) -> None:
+        self.budget, self._request, self.answer = budget, request, 0
         self.body: tuple[str, int] | None = None
+
+    @cached_property
+    def caller(self) -> str:
+        """The caller's user. Of an endpoint the kernel is asked, so only for what takes room."""
+        uid = self._request.scope[UID]() if UID in self._request.scope else None
+        host = self._request.client.host if self._request.client is not None else ""
+        return host if uid is None else f"uid={uid}"
 
     def answered(self, size: int) -> None:
         """The body is not needed any more, and this is the size of the answer."""
@@ -201,7 +211,8 @@ class _Share:
             self.budget.bodies.give(*self.body)
             self.body = None
         before, self.answer = self.answer, size if size > SMALL else 0
-        self.budget.answers.give(self.caller, before - self.answer)
+        if before != self.answer:
+            self.budget.answers.give(self.caller, before - self.answer)
 
     def give_back(self) -> None:
         """The request is over."""

@@ -112,16 +112,17 @@ class Server:
         """Give a client a place, and tell whoever has none."""
         sock.setblocking(False)
         new = Connection(
-            self._app, self._limits, sock, client, self._places, self._fair, self._tasks, self._malformed
-        )
+            self._app, self._limits, sock, client, self._places, self._fair, self._tasks, self._malformed,
+            None if self._diag is None else self._whose,
+        )  # fmt: skip
         place, places, own = new.place, self._places, self._own
         if isinstance(own, str):
             place.owner = int(client[0].removeprefix("uid="))
             place.first = place.owner == 0
         elif self._diag is not None and places.scarce:
-            place.owner = self._diag.owner(client, own[:2])
+            place.owner = self._whose(new)
             for other in places.unknown():
-                places.know(other, self._diag.owner(other.holder.client, own[:2]))
+                places.know(other, self._whose(other.holder))
         overdue = len(self._tasks) >= TASKS_PART * self._limits.connections and not place.first
         loser = place if overdue else places.take(place)
         if loser is not None:
@@ -131,6 +132,12 @@ class Server:
             loser.holder.oust(REFUSED if loser is place else OUSTED)
         if loser is not place:
             new.wait()
+
+    def _whose(self, connection: Connection) -> int | None:
+        """The uid of a client, None if it is not known, as of one that has left."""
+        if connection.place.owner is None and self._diag is not None:
+            return self._diag.owner(connection.client, self._own[:2])
+        return connection.place.owner
 
 
 def _raw(error: Problem) -> bytes:

@@ -32,7 +32,7 @@ Address = tuple[str, int]
 ESTABLISHED, SYN_RECEIVED, LISTEN = 1, 3, 10  # include/net/tcp_states.h
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, that of a dual-stack socket
 SHOWN = 3  # processes that are named
-NOT_PASSED_FIX = "run: systemctl restart hostguard.socket hostguard"  # the unit is of an earlier version
+NOT_PASSED_FIX = "run: systemctl stop hostguard.socket hostguard; systemctl start hostguard"  # the unit is of an earlier version
 NO_MODULE_FIX = "run: modprobe tcp_diag"
 
 FIRST_FD = 3  # sd_listen_fds(3)
@@ -215,7 +215,7 @@ class SockDiag:
 
     def _ask(self, family: int, states: int, which: bytes, how: int = 0) -> list[_Found]:
         """What the kernel answers: it has done so once it is asked. Raises OSError."""
-        found = []
+        found: list[_Found] = []
         with _asking:
             asked = next(_numbers)
             size = HEAD.size + len(which)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from hostguard.api.http import (
     on,
     room_to_answer,
 )
-from hostguard.api.server import LOCAL, Server, listen
+from hostguard.api.server import LOCAL, LOOPBACK, Server, listen, listen_tcp
 from hostguard.core.errors import Problem, conflict
 
 SOON = 0.02
@@ -242,3 +244,32 @@ def test_few_large_answers_are_made_at_a_time_and_kept_until_they_are_read(tmp_p
         assert (await host.ask(b"GET /late HTTP/1.1\r\nHost: h\r\n\r\n"))[1] == 200
 
     on_host(tmp_path, work)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives sockets to other users")
+def test_callers_of_an_endpoint_are_told_apart_by_user_and_not_by_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        host = Host(tmp_path)
+        server, listening = Server(host.app, LOOPBACK), listen_tcp(("127.0.0.1", 0))
+        await server.start(listening)
+
+        def ask(uid: int, source: str) -> socket.socket:
+            sock = socket.socket()
+            sock.bind((source, 0))
+            os.fchown(sock.fileno(), uid, uid)
+            sock.connect(listening.getsockname())
+            sock.sendall(b"GET /large HTTP/1.1\r\nHost: h\r\n\r\n")
+            return sock
+
+        many = [ask(1001, f"127.0.0.{number}") for number in range(1, 9)]
+        await until(lambda: host.inside == OWN_MAX // ANSWER)
+        many += [ask(uid, "127.0.0.1") for uid in (1002, 0)]
+        await until(lambda: host.inside == OWN_MAX // ANSWER + 2)
+        assert {*host.budget.answers._used} == {"uid=1001", "uid=1002", "uid=0"}
+        for sock in many:
+            sock.close()
+        host.go_on.set()
+        await until(host.free)
+        server.end()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
