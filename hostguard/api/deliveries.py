@@ -49,7 +49,10 @@ class Deliveries:
     async def _send(self, request: Request) -> Response:
         config = self._policy.config
         body = await json_object(request, body_max(config.payload_max))
-        accepted = await self._acceptor.send(message.message(body, config, now_ms(), sender(request)))
+        new = message.message(body, config, now_ms(), sender(request))
+        if new.key is not None and new.key.startswith(message.MIND_KEYS):
+            raise bad_request(f"key must not begin with {message.MIND_KEYS!r}: such keys are those of minds")
+        accepted = await self._acceptor.send(new)
         rows = [self._views.delivery(row) for row in accepted.rows]
         return JSONResponse({"deliveries": rows, "refused": accepted.full}, 201 if accepted.created else 200)
 

@@ -113,9 +113,9 @@ class Endpoint(Listener):
         if key == "":
             raise bad_request("Idempotency-Key is empty: name the message, or omit the header")
         if key is not None:
-            # In a namespace of its own: a mind must not use up the key of somebody else's message. The first
+            # In a namespace of its own: a mind must not use up the key of somebody else's message. The second
             # colon ends the mind's name.
-            given["key"] = f"{mind.replace('%', '%25').replace(':', '%3A')}:{key}"
+            given["key"] = f"{intake.MIND_KEYS}{mind.replace('%', '%25').replace(':', '%3A')}:{key}"
         accepted = await self._acceptor.send(intake.message(given, config, now_ms(), _owner(mind)))
         return JSONResponse({"ok": True, "deliveries": [row.id for row in accepted.rows]})
 

@@ -39,6 +39,7 @@ T = TypeVar("T")
 # Limits of the text fields, in characters. They go into the environment of a turn and into the journal.
 SENDER_MAX = 200
 KEY_MAX = 200
+MIND_KEYS = "mind:"  # keys that begin so are of messages that minds send
 DESCRIPTION_MAX = 200
 
 TEXT_MAX = 4000  # of instructions

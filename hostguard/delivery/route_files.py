@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05  # one write of a file makes several changes
 SHARE, REST_MAX_S = 10, 5.0  # a pause is this many times as long as the work before it, in s at most
-LOAD_S = 0.25  # a start or a reload waits this long for all files together
+# A start or a reload waits this long for all files together, so that usually none is unread when it is over.
+LOAD_S = 0.25
 AGAIN_S, AGAIN_MAX_S = 5.0, 300.0  # pauses after a fault that may pass; each is twice the one before
 
 

@@ -319,6 +319,12 @@ def test_two_minds_have_keys_of_their_own(host: Host) -> None:
     assert [host.says("a", "a", "b:c", content="1"), host.says("ab", "a", "c", content="2")] == [200, 200]
     assert [host.says("a", "a", "b:c", content="1"), host.says("ab", "a", "c", content="2")] == [200, 200]
     assert rows() == before + 2
+    # Nor does a mind use up the key of a member's message to it.
+    mine = {"to": "@a", "content": "3", "key": "a:b:c"}
+    assert host.api.post("/v1/deliveries", json=mine).status_code == 201
+    refused = host.api.post("/v1/deliveries", json={**mine, "key": "mind:a:b:c"})
+    assert (refused.status_code, "are those of minds" in refused.json()["detail"]) == (400, True)
+    assert rows() == before + 3
 
 
 def test_a_minds_answer_moves_no_terminal(host: Host) -> None:
