@@ -32,7 +32,8 @@ Address = tuple[str, int]
 ESTABLISHED, SYN_RECEIVED, LISTEN = 1, 3, 10  # include/net/tcp_states.h
 _MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address, that of a dual-stack socket
 SHOWN = 3  # processes that are named
-NOT_PASSED_FIX = "run: systemctl stop hostguard.socket hostguard; systemctl start hostguard"  # the unit is of an earlier version
+# The socket unit is that of an earlier version. It cannot be restarted beside its service.
+NOT_PASSED_FIX = "run: systemctl stop hostguard.socket hostguard; systemctl start hostguard"
 NO_MODULE_FIX = "run: modprobe tcp_diag"
 
 FIRST_FD = 3  # sd_listen_fds(3)
