@@ -168,7 +168,7 @@ def test_a_message_has_the_fields_of_the_contract():
         [message] = host.accepting.messages
         wanted = {k: v for k, v in body.items() if k not in ("whileSleeping", "aNewerField", "batch")}
         assert message.payload == wanted
-        assert (message.minds, message.session, message.key) == (("ann",), "s", "ann:k1")
+        assert (message.minds, message.session, message.key) == (("ann",), "s", "mind:ann:k1")
         assert message.while_sleeping == "trigger-wake"
         assert host.heard.calls == [("heard", "ann", "other")]
 
