@@ -19,13 +19,14 @@ from hostguard.linux.cgroup import of_user
 from hostguard.linux.process import Process, members, process, uid_of
 
 WORD = re.compile("[@.-]")
+INSTANCES = "system-"  # begins the names of the slices for units such as ssh@1.service
 MOST = 64  # processes that are looked for at once
 HZ = os.sysconf("SC_CLK_TCK")
 # By the first word of a unit's name.
 SERVICES = frozenset(
     (
-        "anacron", "atd", "cron", "crond", "cronie", "exim4", "fcron", "incron", "incrond", "postfix",
-        "ssh", "sshd",
+        "anacron", "atd", "bcron", "cron", "crond", "cronie", "dropbear", "exim4", "fcron", "incron",
+        "incrond", "opensmtpd", "postfix", "sendmail", "ssh", "sshd",
     )
 )  # fmt: skip
 # What a user's service manager consists of, and what it keeps ready without being asked: they do no work of
@@ -83,7 +84,8 @@ def _units(folder: Path, wanted: frozenset[str] | None = None) -> Iterator[tuple
     """The cgroups of units in a folder; of those `wanted`, by the first word of their names, or all."""
     with suppress(OSError):
         for name in os.listdir(folder):
-            if wanted is None or WORD.split(name, 1)[0] in wanted:
+            # Each connection to a socket may have a service: ssh@1.service in system-ssh.slice.
+            if wanted is None or WORD.split(name.removeprefix(INSTANCES), 1)[0] in wanted:
                 yield name, folder / name
 
 
