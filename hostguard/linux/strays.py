@@ -21,6 +21,9 @@ from hostguard.linux.process import Process, members, process, uid_of
 WORD = re.compile("[@.-]")
 INSTANCES = "system-"  # begins the names of the slices for units such as ssh@1.service
 MOST = 64  # processes that are looked for at once
+# Cgroups and processes of one place that are looked at, which takes 0.1 s. A user who has a service manager
+# can make any number of cgroups in it.
+LOOKED_MAX = 1024
 HZ = os.sysconf("SC_CLK_TCK")
 # By the first word of a unit's name.
 SERVICES = frozenset(
@@ -55,7 +58,8 @@ def strays(
     """Processes of the user that began at or after `since`, in ms since the boot, the eldest first.
 
     `root` is the cgroup of the service manager. What is in one of the cgroups `homes` does not count, nor
-    does what is `known`. At most MOST: nobody can make this take long.
+    does what is `known`. At most MOST: nobody can make this take long. Of a place with more than LOOKED_MAX
+    cgroups and processes, its first process stands for what is not looked at.
     """
     found = islice(_each(uid, since, root, homes, known), MOST)
     return sorted(found, key=lambda stray: (stray.process.started, stray.process.pid))
@@ -66,18 +70,33 @@ def _each(
 ) -> Iterator[Stray]:
     own = of_user(uid, root)
     for place, folder in [*_units(own), *_units(root / "system.slice", SERVICES)]:
-        ours = folder.is_relative_to(own)
+        ours, left = folder.is_relative_to(own), LOOKED_MAX
         for cgroup, below, _ in os.walk(folder):
             if Path(cgroup) in homes:
                 below.clear()
                 continue
-            for pid in members(Path(cgroup)):
+            pids = members(Path(cgroup))
+            left -= 1 + len(pids)
+            if left < 0:
+                yield from _first(uid, place, folder, ours, known)
+                break
+            for pid in pids:
                 one = process(pid)
                 if one is None or one in known or (one.started + 1) * 1000 <= since * HZ:
                     continue
                 if (ours and _helper(pid)) or (not ours and uid_of(pid) != uid):
                     continue
                 yield Stray(one, _name(pid), place, ours)
+
+
+def _first(uid: int, place: str, folder: Path, ours: bool, known: Collection[Process]) -> Iterator[Stray]:
+    """The first process of a place, or of the service manager there, unless it is known."""
+    for pid in (*members(folder), *members(folder / "init.scope")):
+        if ours or uid_of(pid) == uid:
+            one = process(pid)
+            if one is not None and one not in known:
+                yield Stray(one, _name(pid), place, ours)
+            return
 
 
 def _units(folder: Path, wanted: frozenset[str] | None = None) -> Iterator[tuple[str, Path]]:

@@ -94,3 +94,17 @@ def test_the_helpers_of_a_service_manager_do_not_count_there(tmp_path, monkeypat
     monkeypatch.setattr(strays, "HELPERS", {os.path.basename(program)})
     build(tmp_path, {f"{place}/cgroup.procs": f"{pid}\n"})
     assert bool(strays.strays(UID, 0, tmp_path)) is place.startswith("system")
+
+
+@pytest.mark.parametrize("where", ["init.scope/", ""])
+def test_of_a_place_with_too_much_to_look_at_one_process_stands_for_all(tmp_path, pid, where, monkeypatch):
+    monkeypatch.setattr(strays, "LOOKED_MAX", 22)
+    manager = f"{OWN}/user@{UID}.service"
+    files = {f"{manager}/c{number}/cgroup.procs": "" for number in range(18)}
+    build(tmp_path, {**files, f"{manager}/{where}cgroup.procs": f"{pid}\n"})
+    now = 1 << 40
+    assert strays.strays(UID, now, tmp_path) == [], "it began before"
+    build(tmp_path, {f"{manager}/c{number}/cgroup.procs": "" for number in range(18, 30)})
+    [found] = strays.strays(UID, now, tmp_path)
+    assert (found.process, found.place, found.own) == (process(pid), f"user@{UID}.service", True)
+    assert strays.strays(UID, now, tmp_path, known={process(pid)}) == [], "somebody lets it be"
