@@ -77,6 +77,10 @@ class Ending:
 
 NEVER_BEGAN = Ending("stopped", "stopped on request before it began")
 NOT_CONFIRMED = Ending("dismissed", "the turn ended before the mind confirmed the message", back=True)
+# Which of the turn's messages the mind had worked off is not known: all of them are tried again.
+DIED = Ending("died", "the mind's process died", failed=True, overtaken=True)
+# Volute's templates begin a new conversation then, and say so only in their log.
+LOST = "the mind may have lost the conversation of this session"
 CALLER_LEFT = Ending("dismissed", "its `hostguard run` ended before it began", back=True)
 HOST_DOWN = Ending("host_down", "the host was shut down during the turn", back=True)
 HOST_LOST = Ending("killed", "the host was restarted during the turn", failed=True)
@@ -124,9 +128,10 @@ def resident_ending(
     may have died before it posted the message.
     """
     if max_turn is not None and ran_s >= max_turn and record is not None and (posted or ours):
-        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s)", failed=not posted)
+        lost = f"; {LOST}" if posted else ""
+        return Ending("timeout", f"ran longer than max_turn ({max_turn:g} s){lost}", failed=not posted)
     if stopped:
-        return Ending("stopped", "stopped on request")
+        return Ending("stopped", f"stopped on request; {LOST}" if posted else "stopped on request")
     if not posted:
         return NOT_CONFIRMED
     return Ending("gone", "its processes are gone") if record else HOST_LOST
@@ -141,7 +146,7 @@ def _name(number: int) -> str:
 
 def keeps_place(result: Mapping[str, Any]) -> bool:
     """True if a row that failed like this is still the first of its session: it is no crash of its mind."""
-    return result.get("outcome") != "killed" or result.get("reason") == HOST_LOST.reason
+    return result.get("outcome") not in ("killed", "died") or result.get("reason") == HOST_LOST.reason
 
 
 def result(

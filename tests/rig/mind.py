@@ -14,7 +14,8 @@ Presets say what it does by default:
   pi       as its pi template: the work is in the server itself, and one `done` covers all that came. What interrupts
            only comes next
 A message changes that by the last line of its content, words after a "!": work=S (seconds), die, silent, spawns,
-tool=S (after that a tool that waits so long), spin=S (of a CPU each 20 ms), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
+keyless (the last word: it does not remember the key, as no Volute mind does), tool=S (after that a tool that waits so
+long), spin=S (of a CPU each 20 ms), mute (tells nothing but done; else that it thinks, too), quit (the session's subprocess leaves after the work, and no
 done is told), tell=S (an event each S seconds of work), say=NAME[/SESSION]:TEXT (send that to a mind before the
 work), wait=S (at most so long, for a message that folds in).
 POST /control {"refuse": N, "close": N, "lose": N, "delay": S, "preset": P} changes what comes next: N messages are
@@ -210,6 +211,8 @@ class Mind:
     def take(self, body: dict[str, Any], key: str | None, turn: str | None) -> int:
         """Log the message and begin with it; the status of the answer."""
         preset, session = self.control["preset"], body.get("session") or "main"
+        if str(body.get("content")).endswith(" keyless"):
+            key = None
         with self.lock:
             self.count += 1
             count = self.count

@@ -6,7 +6,7 @@ of the session fold into the turn, one POST after another, in order of id. How a
   done     the mind reports it for that session, or for all its sessions; if anything was folded into the
            turn, the session must be quiet since (quiet_rule.py)
   gone     the processes that were adopted are gone, and nothing was heard since
-  died     the mind's own process is gone
+  died     the mind's own process is gone; all messages of the turn are tried again
   idle     no `done`, and the turn's processes have been idle for idle_end
   timeout  longer than max_turn: systemd stops the scope
 """
@@ -341,8 +341,8 @@ class ResidentDriver(TurnDriver):
         """The process of the mind's server is gone."""
         for turn, resident in self._live.resident(died.mind):
             # One whose first message is still on its way ends with that POST.
-            if resident.posted:
-                self.finish(turn, Ending("died", "the mind's process died"))
+            if resident.posted and not turn.stopped:
+                self.finish(turn, outcome.DIED)
 
     # -- a turn ends
 

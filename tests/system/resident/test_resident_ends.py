@@ -9,10 +9,12 @@ import socket
 import time
 
 import pytest
-from guard import wait_for
+from guard import run, wait_for
 from guarded import LONG_S
 from minds import OneMind
 from resident_host import ResidentHost
+
+from hostguard.core.outcome import LOST
 
 # -- every way a turn ends
 
@@ -34,16 +36,22 @@ def test_the_turn_of_processes_that_are_gone_ends(host: ResidentHost) -> None:
     assert host.ended(row) == ("gone", "its processes are gone")
 
 
-def test_the_turn_of_a_mind_that_died_ends_at_once(host: ResidentHost) -> None:
-    mind = host.one(work=1)
-    row, folded = host.send("m", "!die"), host.send("m", "x")
-    began = time.monotonic()
-    host.done(row, folded)
-    assert time.monotonic() - began < 10, "not once it is idle"
-    assert [host.ended(r) for r in (row, folded)] == [("died", "the mind's process died")] * 2
-    host.minds.wait_up(mind)
-    host.done(host.send("m", "after"))
-    assert mind.contents() == ["!die", "x", "after"]
+def test_all_messages_of_a_turn_whose_mind_died_run_again_in_order(host: ResidentHost) -> None:
+    mind = host.one()
+    row, folded = host.send("m", "a !work=60 keyless"), host.send("m", "b !work=0.1 keyless")
+    wait_for(lambda: host.events("folded", row=folded), LONG_S)
+    run("systemctl", "kill", "--signal=KILL", mind.unit)
+    wait_for(lambda: host.events("failed", row=row), LONG_S)  # at once: it is idle only after 10 minutes
+    wait_for(lambda: len(mind.taken()) == 4, LONG_S)
+    wait_for(lambda: len(mind.log("begin")) == 2, LONG_S)
+    host.send("m", "c !work=0.1", interrupt=True)
+    found = host.done(row, folded)
+    assert [one["attempts"] for one in found] == [1, 1]
+    assert [host.ended(one["id"])[0] for one in found] == ["done", "done"]
+    for one in (row, folded):
+        [failed] = host.events("failed", row=one)
+        assert (failed["outcome"], failed["reason"]) == ("died", "the mind's process died")
+    assert [text.split()[0] for text in mind.contents()] == ["a", "b", "a", "b", "c"]
 
 
 def test_a_turn_without_done_ends_once_it_is_idle(host: ResidentHost) -> None:
@@ -69,7 +77,7 @@ def test_no_turn_is_longer_than_max_turn(host: ResidentHost) -> None:
     mind = host.one("silent", work=30, config="[minds.m.turn]\nmax_turn = 2")
     row = host.send("m", "x")
     host.done(row)
-    assert host.ended(row) == ("timeout", "ran longer than max_turn (2 s)")
+    assert host.ended(row) == ("timeout", f"ran longer than max_turn (2 s); {LOST}")
     assert mind.up(), "the mind itself is never killed"
 
 
@@ -79,7 +87,7 @@ def test_a_turn_that_is_stopped_ends(host: ResidentHost) -> None:
     turn = host.in_turn(row)
     host.post(f"/v1/turns/{turn['id']}/stop")
     host.done(row)
-    assert host.ended(row) == ("stopped", "stopped on request")
+    assert host.ended(row) == ("stopped", f"stopped on request; {LOST}")
     assert mind.up()
 
 
@@ -95,7 +103,7 @@ def test_nothing_more_is_posted_into_a_turn_that_is_stopped(host: ResidentHost) 
     wait_for(lambda: len(mind.taken()) == 3)
     host.post(f"/v1/turns/{turn['id']}/stop")
     host.done(first, waits, *rows)
-    assert host.ended(first) == ("stopped", "stopped on request")
+    assert host.ended(first) == ("stopped", f"stopped on request; {LOST}")
     assert [text.split()[0] for text in mind.contents()] == [str(i) for i in range(7)]
     into = [line["turn"] for line in mind.taken()]
     assert into.count(turn["id"]) <= 4, "one may have been on its way"

@@ -42,12 +42,17 @@ def test_a_mind_that_is_down_is_no_failure(host: ResidentHost) -> None:
 
 
 def test_a_mind_that_is_gone_for_a_while_in_the_middle_gets_its_rows_in_order(host: ResidentHost) -> None:
-    mind = host.one(work=0.05)
+    mind = host.one(work=0.05, config="idle_end = 2")  # it knows the keys of what it took, and tells no done
     for i in range(30):
         host.send("m", f"{i}{' !die' if i == 5 else ''}", session="s")
     rows = host.rows()
     host.done(*(row["id"] for row in rows))
-    assert sum(bool(row["attempts"]) for row in host.rows()) < 2, "the one that was on its way"
+    died = {event["turn"] for event in host.events("failed") if event["outcome"] == "died"}
+    assert len(died) == 1
+    again = {event["delivery"] for event in host.events("failed", "folded") if event["turn"] in died}
+    tried = {row["id"] for row in host.rows() if row["attempts"]}
+    assert len(tried - again) < 2, "the one that was on its way"
+    assert again <= tried, "all that the mind had taken in that turn"
     numbers = [int(line["content"].split()[0]) for line in mind.taken()]
     assert numbers == sorted(numbers), "what came after it waited, too"
 

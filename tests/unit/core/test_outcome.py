@@ -4,12 +4,14 @@ import pytest
 
 from hostguard.core.model import NOT_HELD, Waited
 from hostguard.core.outcome import (
+    DIED,
     RECORD_LOST,
     Ending,
     Record,
     Usage,
     backoff,
     ending,
+    keeps_place,
     resident_ending,
     result,
     row_of,
@@ -98,6 +100,19 @@ def test_parse_record(text, record):
 def test_how_a_resident_minds_turn_ended(stopped, ran, posted, ours, outcome, failed, back):
     end = resident_ending(Record(anchor=5), stopped, ran, 8, posted, ours)
     assert (end.outcome, end.failed, end.back) == (outcome, failed, back)
+
+
+@pytest.mark.parametrize(("stopped", "ran"), [(True, 1), (False, 9)])
+@pytest.mark.parametrize("posted", [True, False])
+def test_an_end_by_force_says_that_the_mind_may_have_lost_the_conversation(stopped, ran, posted):
+    end = resident_ending(Record(anchor=5), stopped, ran, 8, posted, True)
+    assert ("the mind may have lost the conversation" in end.reason) == posted
+
+
+def test_a_row_whose_mind_died_lets_its_session_go_on():
+    assert DIED.failed
+    assert DIED.overtaken
+    assert not keeps_place(result(DIED, None, 1, NOT_HELD))
 
 
 @pytest.mark.parametrize("posted", [True, False])

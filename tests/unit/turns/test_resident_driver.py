@@ -733,8 +733,12 @@ def test_a_mind_that_died_ends_its_turns(driven):
         turn = await parts.started()
         parts.driver.mind_died(MindDied("other"))
         assert turn.resident.ending is None
+        turn.stopped = True
         parts.driver.mind_died(MindDied("m"))
-        assert turn.resident.ending == Ending("died", "the mind's process died")
+        assert turn.resident.ending is None, "it was stopped, and is not to run again"
+        turn.stopped = False
+        parts.driver.mind_died(MindDied("m"))
+        assert turn.resident.ending == Ending("died", "the mind's process died", failed=True, overtaken=True)
 
     driven(work)
 
