@@ -6,6 +6,7 @@ import json
 from asyncio import Future
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,8 +25,19 @@ from hostguard.gate.run_clients import RunClient, RunClients
 from hostguard.gate.waits import Waits
 from hostguard.store import deliveries, requests
 from hostguard.store.writer import Queue
-from hostguard.turns.live import Live
+from hostguard.turns.live import Live, Turn
 from hostguard.turns.scopes import Scopes
+
+
+def _stopping(turn: Turn) -> dict[str, Any]:
+    row = turn.delivery
+    return {
+        "id": turn.live.id,
+        "unit": turn.live.unit,
+        "mind": turn.live.mind,
+        "delivery": row.id if row is not None else None,
+        "resident": turn.resident is not None,
+    }
 
 
 @dataclass(eq=False)
@@ -61,8 +73,22 @@ class Turns:
 
     @on("POST", "/v1/turns/{id}/stop")
     async def _stop(self, request: Request) -> Response:
-        live = (await self._control.stop(request.path_params["id"])).live
-        return JSONResponse({"id": live.id, "unit": live.unit})
+        id_, body = request.path_params["id"], await json_object(request, SMALL, optional=True)
+        message.known_fields(body, message.STOP_FIELDS)
+        if (within := body.get("interrupt_s")) is not None:
+            return await self._interrupt(id_, message.interrupt_s(within))
+        turn = await self._control.stop(id_)
+        return JSONResponse(_stopping(turn))
+
+    async def _interrupt(self, id_: str, within: float) -> Response:
+        """Send a message into the turn that asks the mind to end it; it is not sent after `within` s."""
+        turn, now = self._live.by_id(id_), now_ms()
+        if turn is None:
+            raise unknown("turn", id_, "hostguard turns lists the live ones")
+        if not turn.live.takes_input:
+            raise conflict(f"turn {id_} takes no messages now, so it can only be stopped by force")
+        row = (await self._acceptor.store(message.stop(turn.live, now, now + int(within * 1000)))).rows[0]
+        return JSONResponse({**_stopping(turn), "message": row.id})
 
     @on("POST", "/v1/run")
     async def _run(self, request: Request) -> Response:

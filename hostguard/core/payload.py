@@ -13,10 +13,7 @@ from hostguard.core.names import SYSTEM_NAME
 CHANNEL = f"@{SYSTEM_NAME}"  # volute.md: by this a mind recognizes a message of the system
 SENDER = SYSTEM_NAME
 NOTE_MS = 60_000  # spec: a delivery that waited longer than a minute says so
-RESIDENT_FIELDS = (
-    "channel", "sender", "content", "session", "conversationId", "platform", "isDM", "participants",
-    "participantCount", "typing", "interrupt", "instructions", "batch",
-)  # fmt: skip
+NOT_FOR_RESIDENT = ("held", "script")  # fields of a payload that its POST does not have
 
 
 # Of JSON from outside. Python's own stack ends at some 900 levels, and differs by version. An item takes up
@@ -98,9 +95,9 @@ def told(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {"isDM": True, **payload, "channel": f"@{sender}"}
 
 
-def system_payload(minds: tuple[str, ...], content: Any) -> bytes:
+def system_payload(minds: tuple[str, ...], content: Any, *, interrupt: bool = False) -> bytes:
     """The payload of a message from the guard itself."""
-    return json.dumps(_of_system(minds, content), ensure_ascii=False).encode()
+    return json.dumps(_of_system(minds, content) | {"interrupt": interrupt}, ensure_ascii=False).encode()
 
 
 def scheduled(schedule: Schedule) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def for_resident(
     if content is not None and not isinstance(content, str) and not _is_parts(content):
         payload["content"] = json.dumps(content, ensure_ascii=False)
     _tell_wait(payload, waited_ms, behind)
-    return {name: payload[name] for name in RESIDENT_FIELDS if name in payload}
+    return {name: value for name, value in payload.items() if name not in NOT_FOR_RESIDENT}
 
 
 def _tell_wait(payload: dict[str, Any], waited_ms: int, behind: str | None) -> None:

@@ -19,7 +19,7 @@ from hostguard.core.errors import (
     unavailable,
     unknown,
 )
-from hostguard.core.model import Config, Kind, Schedule, Target
+from hostguard.core.model import Config, Kind, LiveTurn, Schedule, Target
 from hostguard.core.names import (
     MAIN_SESSION,
     NEW_PREFIX,
@@ -56,8 +56,14 @@ SEND_FIELDS = {
     "to", "content", "session", "sender", "key", "not_before", "expires_at", "interrupt", "kind", "channel",
     "whileSleeping", *MIND_FIELDS,
 }  # fmt: skip
+# Of a payload, with a meaning that only hostguard may give them. Others may be sent along, see `message`.
+OWN_FIELDS = {*SEND_FIELDS, "batch", "held", "script"}
 PAUSE_FIELDS = {"mind"}
 LIMIT_FIELDS = {"name", "mind", "value", "runtime"}
+STOP_FIELDS = {"interrupt_s"}
+STOP_MAX_S = 86_400.0
+# For the end of a turn in the gentle way: a mind that is killed in mid-turn loses the conversation.
+STOP_TEXT = "[hostguard] You are asked to stop: end this turn now, without further tool calls."
 RUN_FIELDS = {"mind", "session", "key", "max_wait_s", "description", "argv0"}
 
 
@@ -91,8 +97,13 @@ class Message:
         )  # fmt: skip
 
 
-def message(body: Any, config: Config, now: int, by: str = "") -> Message:
-    """A `POST /v1/deliveries`; `by`: whose limits apply. Raises Problem."""
+def message(
+    body: Any, config: Config, now: int, by: str = "", more: Mapping[str, Any] | None = None
+) -> Message:
+    """A `POST /v1/deliveries`; `by`: whose limits apply. Raises Problem.
+
+    `more`: fields that hostguard does not know, none of OWN_FIELDS; the mind gets them as they are.
+    """
     known_fields(body, SEND_FIELDS)
     if "content" not in body:
         raise bad_request("content is missing: the message, any JSON value")
@@ -107,6 +118,7 @@ def message(body: Any, config: Config, now: int, by: str = "") -> Message:
     if session is not None and own_session(session):
         raise bad_request(f'session must not begin with "{OWN_SESSION}": only {NEW_SESSION} does')
     payload = {
+        **(more or {}),
         "content": body["content"],
         "channel": text(body, "channel", SENDER_MAX) or channel,
         "sender": sender,
@@ -200,6 +212,20 @@ def run(body: Any, config: Config, now: int, uid: int) -> New:
     return New(
         (target,), encode(payload, config), now, key, expires_at=expires_at, request=request, owner=RUN
     )
+
+
+def stop(turn: LiveTurn, now: int, expires_at: int) -> New:
+    """The message that asks a mind to end its turn."""
+    target = Target(turn.mind, turn.session or MAIN_SESSION, kind=Kind.LIFECYCLE)
+    raw = payloads.system_payload((turn.mind,), STOP_TEXT, interrupt=True)
+    return New((target,), raw, now, None, payloads.SENDER, payloads.CHANNEL, expires_at=expires_at)
+
+
+def interrupt_s(value: Any) -> float:
+    """How long a mind has to end its turn, in seconds. Raises Problem."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= STOP_MAX_S:
+        raise bad_request(f"interrupt_s must be a number of seconds, at most {STOP_MAX_S:.0f}")
+    return value
 
 
 def scheduled(schedule: Schedule, key: str | None, config: Config) -> Message:

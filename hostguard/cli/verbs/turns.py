@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from time import monotonic, sleep
 from typing import Any
 
 import click
 
 from hostguard.cli import client
-from hostguard.cli.options import complete_turns, json_option, show
+from hostguard.cli.errors import CliError
+from hostguard.cli.options import DURATION, complete_turns, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import turn_table
 from hostguard.cli.verbs.queue import result_pairs
+from hostguard.cli.verbs.send import FINAL
 from hostguard.core.text import clock, fields, safe
 from hostguard.telemetry.headlines import turn_state
+
+FORCE_AFTER_S = 60.0  # enough for a model's last answer
+POLL_S = 10.0  # a row that is tried again is not final when its turn ends
 
 
 @click.command()
@@ -58,16 +64,54 @@ def turn_text(turn: Any) -> str:
 
 @click.command()
 @click.argument("turn", shell_complete=complete_turns)
+@click.option("--interrupt", is_flag=True, help="Ask the mind first, with a message; stop it by force later.")
+@click.option("--force-after", type=DURATION, help="With --interrupt: when to use force. Default: 60s.")
 @json_option
-def stop(turn: str, as_json: bool) -> None:
+def stop(turn: str, interrupt: bool, force_after: float | None, as_json: bool) -> None:
     """Stop a live turn.
 
-    systemd sends SIGTERM to its processes, and SIGKILL later. What a turn left outside of its scope (its
-    state is outside) continues: only its slot comes free.
+    Of a resident mind's turn use --interrupt: a message that interrupts the mind asks it to end the turn.
+    By force, a Volute mind loses the conversation of the turn's session.
+
+    By force: systemd sends SIGTERM to its processes, and SIGKILL later. What a turn left outside of its scope
+    (its state is outside) continues: only its slot comes free.
 
     \b
-    Example:
+    Examples:
+      hostguard stop 17 --interrupt
+      hostguard stop 17 --interrupt --force-after 5min
       hostguard stop 17
     """
-    answer = client.call("POST", f"/v1/turns/{client.quote(turn)}/stop")
+    if force_after is not None and not interrupt:
+        raise click.UsageError("--force-after needs --interrupt")
+    path = f"/v1/turns/{client.quote(turn)}"
+    if interrupt:
+        within = FORCE_AFTER_S if force_after is None else force_after
+        asked = client.call("POST", f"{path}/stop", body={"interrupt_s": within})
+        CliError(f"{asked['mind']} is asked to end turn {asked['id']}; by force in {within:g} s").show()
+        if (ended := _ended(path, asked["delivery"], within)) is not None:
+            show(ended, as_json, turn_text(ended))
+            return
+    answer = client.call("POST", f"{path}/stop")
     show(answer, as_json, f"stopping {safe(answer['id'])} ({safe(answer['unit'])})")
+    if answer.get("resident") and not interrupt:
+        lost = "the mind may lose the conversation of this session"
+        CliError(f"{lost}: next time, hostguard stop --interrupt asks it first").show()
+
+
+def _ended(path: str, row: int | None, seconds: float) -> Any:
+    """Wait for the end of the turn: what is stored of it, or None if it still works then."""
+    end = monotonic() + seconds
+    while True:
+        turn = client.call("GET", path)
+        if turn["state"] in ("ended", "outside"):
+            return turn
+        left = end - monotonic()
+        if left <= 0:
+            return None
+        if row is None:
+            sleep(min(left, 1.0))
+        else:
+            wait = {"wait_s": round(min(left, POLL_S), 1)}
+            if client.call("GET", f"/v1/deliveries/{row}", params=wait)["state"] in FINAL:
+                sleep(min(left, 0.1))  # its turn ends at this moment

@@ -324,3 +324,44 @@ def test_dead_letters_are_named_or_all_of_a_mind(daemon: StandIn, verb: str, sai
 def test_which_dead_letters_must_be_clear(daemon: StandIn, verb: str, args: tuple[str, ...]) -> None:
     assert daemon.run("dead", verb, *args).returncode == 2
     assert daemon.asked == []
+
+
+# -- stop
+
+STOPPING = {"id": "17", "unit": "hostguard-turn-m-17.scope", "mind": "m", "delivery": 17, "resident": True}
+ENDED = {"id": "17", "mind": "m", "state": "ended", "result": {"outcome": "done", "reason": "it is done"}}
+
+
+def test_stop_by_force_says_what_a_resident_mind_may_lose(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/turns/17/stop", STOPPING)
+    done = daemon.run("stop", "17")
+    assert (done.returncode, done.stdout) == (0, "stopping 17 (hostguard-turn-m-17.scope)\n")
+    assert "may lose the conversation of this session: next time, hostguard stop --interrupt" in done.stderr
+    daemon.answer("POST /v1/turns/17/stop", {**STOPPING, "resident": False})
+    assert daemon.run("stop", "17").stderr == ""
+
+
+def test_stop_interrupt_waits_for_the_end_of_the_turn(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/turns/17/stop", {**STOPPING, "message": 18})
+    daemon.answer("GET /v1/turns/17", ENDED)
+    done = daemon.run("stop", "17", "--interrupt", "--force-after", "5min")
+    assert (done.returncode, "it is done" in done.stdout) == (0, True)
+    assert done.stderr == "hostguard: m is asked to end turn 17; by force in 300 s\n"
+    assert [asked for asked in daemon.asked if asked[0].startswith("POST")] == [
+        ("POST /v1/turns/17/stop", {"interrupt_s": 300.0})
+    ]
+
+
+def test_stop_interrupt_uses_force_in_the_end(daemon: StandIn) -> None:
+    daemon.answer("POST /v1/turns/17/stop", {**STOPPING, "message": 18})
+    daemon.answer("GET /v1/turns/17", {"id": "17", "state": "running"})
+    daemon.answer("GET /v1/deliveries/17", row(17, state="in_turn"))
+    done = daemon.run("stop", "17", "--interrupt", "--force-after", "500ms")
+    assert (done.returncode, done.stdout) == (0, "stopping 17 (hostguard-turn-m-17.scope)\n")
+    bodies = [body for request, body in daemon.asked if request.startswith("POST")]
+    assert bodies == [{"interrupt_s": 0.5}, None]
+
+
+def test_force_after_without_interrupt_is_a_usage_error(daemon: StandIn) -> None:
+    assert daemon.run("stop", "17", "--force-after", "1s").returncode == 2
+    assert daemon.asked == []

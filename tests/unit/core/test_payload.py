@@ -58,10 +58,14 @@ def test_content_that_a_resident_mind_does_not_read_is_json(content, told):
     assert executed(content)["content"] == content
 
 
-def test_only_fields_of_the_contract_are_told_to_a_resident_mind():
-    assert set(resident(whileSleeping="skip", own="x", participants=["a"])) == {
-        "content", "channel", "sender", "session", "interrupt", "isDM", "participants",
+def test_a_resident_mind_gets_all_fields_but_those_that_are_hostguards_own():
+    told = resident(script="rm", participants=["a"], channelName="general", signature={"by": "x"})
+    assert set(told) == {
+        "content", "channel", "sender", "session", "interrupt", "isDM", "participants", "channelName", "signature",
     }  # fmt: skip
+    assert (told["channelName"], told["signature"]) == ("general", {"by": "x"})
+    late = payload.for_resident(row(), raw(), 2 * MINUTE, "x.scope", None)
+    assert "held" not in late
 
 
 def test_instructions_of_the_session_and_of_the_message_are_both_told():
