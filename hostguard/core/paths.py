@@ -24,6 +24,7 @@ else:
 CONFIG = Path(os.environ.get("HOSTGUARD_CONFIG", _CONFIG / "hostguard.toml"))
 STATE = Path(os.environ.get("HOSTGUARD_STATE", _STATE))
 RUNTIME = Path(os.environ.get("HOSTGUARD_RUNTIME", _RUNTIME))
+UNITS = Path(os.environ.get("HOSTGUARD_UNITS", "/etc/systemd/system"))  # drop-ins that hostguard writes
 
 SOCKET = RUNTIME / "hostguard.sock"
 LOCK = RUNTIME / "gate.lock"  # flock: only its holder admits turns

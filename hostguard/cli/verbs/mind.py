@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -15,8 +18,15 @@ from hostguard.cli.errors import CliError
 from hostguard.cli.options import complete_minds, json_option, show
 from hostguard.cli.render import terminal_width
 from hostguard.cli.tables import mind_table
+from hostguard.core import paths
 from hostguard.core.errors import ConfigError
 from hostguard.core.text import safe
+
+if TYPE_CHECKING:
+    from hostguard.cli.volute_mind import VoluteMind
+
+EVENTS = ("127.0.0.1", 4200)  # where minds report, unless the configuration says so
+TOKEN_BYTES = 32
 
 
 @click.group()
@@ -35,12 +45,12 @@ def mind() -> None:
 @click.option("--command", "line", metavar="LINE", help="The command of a turn: a program and its arguments.")
 @click.option("--url", help="The address of a resident mind's server, such as http://127.0.0.1:4100.")
 @click.option(
-    "--volute", metavar="DIR", help="The directory of a Volute mind, for its port, routes and user.",
+    "--volute", metavar="DIR", help="The directory of a Volute mind: it gets a service.",
     type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
 )  # fmt: skip
 @click.option("--user", help="The user who runs the command, or owns the files of a resident mind.")
-@click.option("--unit", help="The service that runs a resident mind's server.")
-@click.option("--force", is_flag=True, help="Replace a drop-in that this verb wrote before.")
+@click.option("--unit", help="The service that runs a resident mind's server, if there is one.")
+@click.option("--force", is_flag=True, help="Replace the files that this verb wrote before.")
 @json_option
 def add(
     name: str, line: str | None, url: str | None, volute: Path | None, user: str | None, unit: str | None,
@@ -48,8 +58,9 @@ def add(
 ) -> None:  # fmt: skip
     """Write a drop-in for a mind, after validating it with the rest of the configuration.
 
-    A mind is a command that runs once per turn, or a server with a URL. Add --url to --volute if the port is
-    not found.
+    A mind is a command that runs once per turn, or a server with a URL. For a Volute mind it also writes a
+    file with the variables that the mind reads and its token, and a drop-in for the service that runs it;
+    then it prints the next commands. Add --url to --volute if the port is not found.
 
     \b
     Examples:
@@ -65,21 +76,35 @@ def add(
         raise click.UsageError("give exactly one of --command, --url and --volute")
     name = name.removeprefix("@")
     keys: dict[str, Any] = {"command": _words(line)} if line is not None else {"url": url}
-    keys |= {"unit": unit, "user": user} | (_adopted(volute, name, url, user) if volute else {})
-    file = dropins.place(f"mind-{escape(name)}")
+    keys |= {"unit": unit, "user": user}
+    file, made = dropins.place(f"mind-{escape(name)}"), None
     try:
         elsewhere = dropins.set_elsewhere(file)
         if ("minds", name) in elsewhere:
             raise CliError(f"mind {name!r} already exists in {elsewhere['minds', name]}: change it there")
+        listen = config.load().events_listen
+        if volute:
+            made = _volute_mind(volute, name, url, user, listen)
+            own = [place for place in (made.variables_file, made.unit_file) if place.exists()]
+            if own and not force:
+                raise CliError(f"{own[0]} exists: use --force to replace it")
+            token = secrets.token_urlsafe(TOKEN_BYTES)
+            keys = _adopted(made, token) | {"url": url or f"http://127.0.0.1:{made.port}"}
+            keys |= {"unit": unit or (None if paths.USER else made.unit)}
         dropins.write(file, _drop_in(name, keys), replace=force)
+        files = [file]
+        if made is not None:
+            files += _write(made, token, service=keys["unit"] == made.unit, listens=listen is not None)
     except ConfigError as error:
         raise CliError(f"nothing was written:\n{error}") from None
     except FileExistsError:
         raise CliError(f"{file} exists: use --force to replace it") from None
-    listen = config.load().events_listen
-    steps = list(_next(name, keys.get("url") is not None, volute is not None, listen))
-    text = "\n".join([f"wrote {safe(file)}", "next:", *(f"  {step}" for step in steps)])
-    show({"file": str(file), "next": steps}, as_json, text)
+    if made is None:
+        steps = list(_next(name, keys.get("url") is not None, listen))
+    else:
+        steps = list(_next_volute(made, keys["unit"]))
+    text = "\n".join([*(f"wrote {safe(one)}" for one in files), "next:", *(f"  {step}" for step in steps)])
+    show({"file": str(file), "files": [*map(str, files)], "next": steps}, as_json, text)
 
 
 def _words(line: str) -> list[str]:
@@ -93,21 +118,62 @@ def _words(line: str) -> list[str]:
     return [str(Path(program).absolute()), *words[1:]]
 
 
-def _adopted(folder: Path, name: str, url: str | None, user: str | None) -> dict[str, Any]:
+def _volute_mind(
+    folder: Path, name: str, url: str | None, user: str | None, listen: tuple[str, int] | None
+) -> VoluteMind:
     from hostguard.cli import volute_rows
+    from hostguard.cli.volute_mind import PATH, VoluteMind
 
     if not (folder / "home").is_dir():
         raise CliError(f"{folder} is not the directory of a Volute mind: it has no directory home")
     if name != folder.name:
         raise CliError(f"Volute calls this mind {folder.name!r}: use that name")
-    if url is None:
-        port = volute_rows.port_of(folder, name)
-        if port is None:
-            fix = "set VOLUTE_HOME to Volute's home, or add --url"
-            raise CliError(f"{name!r} is in no registry of Volute: {fix}")
-        url = f"http://127.0.0.1:{port}"
-    routes = str(folder / volute_rows.ROUTES)
-    return {"url": url, "routes": routes, "user": user or volute_rows.owner_of(folder)}
+    if {":", "\n"} & {*str(folder)}:
+        raise CliError(
+            f"{str(folder)!r} cannot be in PATH: move the mind to a directory without : in its path"
+        )
+    address, daemon_port = listen or EVENTS
+    if not address.startswith("127."):
+        raise CliError(
+            f'Volute minds report to 127.0.0.1: set listen = "127.0.0.1:{daemon_port}" under [events]'
+        )
+    port = volute_rows.port_of(folder, name) if url is None else urlsplit(url).port
+    if port is None:
+        fix = "set VOLUTE_HOME to Volute's home, or add --url"
+        raise CliError(f"{name!r} is in no registry of Volute: {fix}")
+    node = shutil.which("node")
+    place = Path(node).parent if node and str(Path(node).parent) not in PATH else None
+    return VoluteMind(name, folder, user or volute_rows.owner_of(folder), port, daemon_port, place)
+
+
+def _adopted(mind: VoluteMind, token: str) -> dict[str, Any]:
+    from hostguard.cli.volute_rows import ROUTES
+
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return {
+        "user": mind.user,
+        "routes": str(mind.folder / ROUTES),
+        "token": f"sha256:{digest}",
+    }
+
+
+def _write(mind: VoluteMind, token: str, *, service: bool, listens: bool) -> Iterator[Path]:
+    """Write what a Volute mind needs in addition to its drop-in; the files."""
+    from hostguard.config import dropins
+    from hostguard.linux.files import write_whole
+
+    if not listens:
+        events = dropins.place("events")
+        text = f'# Written by `hostguard mind add`.\n[events]\nlisten = "{EVENTS[0]}:{EVENTS[1]}"\n'
+        dropins.write(events, text, replace=True)
+        yield events
+    wanted = [(mind.variables_file, mind.variables(token), 0o600)]
+    if service:
+        wanted.append((mind.unit_file, mind.service(), 0o644))
+    for file, text, mode in wanted:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(file, text, mode)
+        yield file
 
 
 def _drop_in(name: str, keys: dict[str, Any]) -> str:
@@ -118,19 +184,30 @@ def _drop_in(name: str, keys: dict[str, Any]) -> str:
     return "\n".join([header, f"[{dotted(('minds', name))}]", *lines, ""])
 
 
-def _next(name: str, resident: bool, volute: bool, listen: tuple[str, int] | None) -> Iterator[str]:
+def _next(name: str, resident: bool, listen: tuple[str, int] | None) -> Iterator[str]:
     quoted = shlex.quote(name)
     yield "hostguard reload"
     if resident:
         if listen is None:
             yield (
-                'set listen = "127.0.0.1:4200" under [events]: without it the mind cannot report the end of'
-                " a turn, and each turn lasts until it has been idle for idle_end"
+                f'set listen = "{EVENTS[0]}:{EVENTS[1]}" under [events]: without it the mind cannot report'
+                " the end of a turn, and each turn lasts until it has been idle for idle_end"
             )
-        variables = "VOLUTE_DAEMON_TOKEN, with VOLUTE_DAEMON_PORT" if volute else "the token that it sends"
-        port = f"={listen[1]}" if volute and listen else ""
-        yield f"hostguard mind token {quoted}    # {variables}{port}"
+        yield f"hostguard mind token {quoted}    # the token that it sends"
     yield f"hostguard send {shlex.quote('@' + name)} hello"
+
+
+def _next_volute(mind: VoluteMind, unit: str | None) -> Iterator[str]:
+    name, variables = shlex.quote(mind.name), shlex.quote(str(mind.variables_file))
+    yield f"volute mind stop {name}    # if Volute runs it: only one server can have port {mind.port}"
+    yield f"editor {variables}    # add what its model needs, such as ANTHROPIC_API_KEY"
+    yield "hostguard reload"
+    if unit == mind.unit:
+        yield f"systemctl daemon-reload && systemctl enable --now {shlex.quote(unit)}"
+    else:
+        what = f"EnvironmentFile={mind.variables_file}, WorkingDirectory={mind.folder}, User={mind.user}"
+        yield f"systemctl edit --full {shlex.quote(unit or 'UNIT')}    # it needs {what}; then restart it"
+    yield f"hostguard send {shlex.quote('@' + mind.name)} hello --wait"
 
 
 @mind.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -30,6 +31,7 @@ def run(tmp_path: Path) -> Run:
         "HOSTGUARD_CONFIG": str(tmp_path / "etc/hostguard.toml"),
         "HOSTGUARD_STATE": str(tmp_path / "state"),
         "HOSTGUARD_RUNTIME": str(tmp_path / "run"),
+        "HOSTGUARD_UNITS": str(tmp_path / "units"),
         "HOME": str(tmp_path),
     }
 
@@ -173,7 +175,114 @@ def test_a_volute_mind_is_taken_over(run: Run, tmp_path: Path, eve: Path, form: 
     assert (mind.url, mind.routes, mind.user) == (
         "http://127.0.0.1:4107", str(eve / "home/.config/routes.json"), ME,
     )  # fmt: skip
-    assert "VOLUTE_DAEMON_TOKEN, with VOLUTE_DAEMON_PORT=4321" in done.stdout
+    assert mind.unit == "hostguard-mind@eve.service"
+    assert drop_ins(tmp_path) == ["mind-eve.toml"], "where minds report is configured already"
+    variables, conf = tmp_path / "etc/minds/eve.env", tmp_path / f"units/{mind.unit}.d/volute.conf"
+    assert variables.stat().st_mode & 0o777 == 0o600
+    given = dict(line.split("=", 1) for line in variables.read_text().splitlines()[1:])
+    token = given["VOLUTE_DAEMON_TOKEN"].strip('"')
+    assert mind.token == hashlib.sha256(token.encode()).hexdigest()
+    path = given.pop("PATH")
+    assert path.startswith(f'"{eve}/home/.local/bin:')
+    assert path.endswith(':/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')
+    assert given == {
+        "COMMAND": '"node_modules/.bin/tsx src/server.ts --port 4107"', "VOLUTE_MIND": '"eve"',
+        "VOLUTE_MIND_DIR": f'"{eve}"', "VOLUTE_MIND_PORT": '"4107"', "VOLUTE_DAEMON_PORT": '"4321"',
+        "VOLUTE_DAEMON_TOKEN": f'"{token}"', "VOLUTE_MIND_TOKEN": f'"{token}"',
+    }  # fmt: skip
+    assert conf.read_text().splitlines()[1:] == ["[Service]", f"User={ME}", f"WorkingDirectory={eve}"]
+    wrote = [line.removeprefix("wrote ") for line in done.stdout.splitlines() if line.startswith("wrote ")]
+    assert wrote == [str(tmp_path / "etc/hostguard.toml.d/mind-eve.toml"), str(variables), str(conf)]
+    assert [step.split("    #")[0].strip() for step in done.stdout.splitlines()[4:]] == [
+        "volute mind stop eve",
+        f"editor {variables}",
+        "hostguard reload",
+        "systemctl daemon-reload && systemctl enable --now hostguard-mind@eve.service",
+        "hostguard send @eve hello --wait",
+    ]
+    assert token not in done.stdout
+
+
+def test_a_volute_mind_gets_an_endpoint_and_is_replaced_only_by_force(
+    run: Run, tmp_path: Path, eve: Path
+) -> None:
+    add = ("mind", "add", "eve", "--volute", str(eve), "--user", ME, "--url", "http://127.0.0.1:4107")
+    assert run(*add).returncode == 0
+    assert drop_ins(tmp_path) == ["events.toml", "mind-eve.toml"]
+    before = loaded(tmp_path)
+    assert before.events_listen == ("127.0.0.1", 4200)
+    assert 'VOLUTE_DAEMON_PORT="4200"' in (tmp_path / "etc/minds/eve.env").read_text()
+    (tmp_path / "etc/hostguard.toml.d/mind-eve.toml").unlink()
+    done = run(*add)
+    assert (done.returncode, "eve.env exists: use --force" in done.stderr) == (1, True)
+    assert drop_ins(tmp_path) == ["events.toml"]
+    assert run(*add, "--force").returncode == 0
+    assert loaded(tmp_path).minds["eve"].token != before.minds["eve"].token
+
+
+def test_a_volute_mind_with_a_service_of_its_own(run: Run, tmp_path: Path, eve: Path) -> None:
+    add = ("mind", "add", "eve", "--volute", str(eve), "--user", ME, "--url", "http://127.0.0.1:4107")
+    done = run(*add, "--unit", "eve.service")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert loaded(tmp_path).minds["eve"].unit == "eve.service"
+    assert not (tmp_path / "units").exists()
+    assert f"EnvironmentFile={tmp_path}/etc/minds/eve.env, WorkingDirectory={eve}, User={ME}" in done.stdout
+
+
+def test_an_endpoint_that_volute_minds_cannot_reach(run: Run, tmp_path: Path, eve: Path) -> None:
+    (tmp_path / "etc/hostguard.toml").write_text('[events]\nlisten = "[::1]:4321"\n')
+    done = run("mind", "add", "eve", "--volute", str(eve), "--user", ME, "--url", "http://127.0.0.1:4107")
+    assert done.returncode == 1
+    assert 'set listen = "127.0.0.1:4321" under [events]' in done.stderr
+    assert drop_ins(tmp_path) == []
+
+
+# The registry is a file of whoever runs Volute: it is never opened as root.
+NOBODY = pwd.getpwnam("nobody")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_the_registry_is_read_as_the_owner_of_its_folder(run: Run, tmp_path: Path, eve: Path) -> None:
+    home = tmp_path / "volute"
+    for place in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        place.chmod(0o755)
+    os.chown(home, NOBODY.pw_uid, NOBODY.pw_gid)
+    secret = tmp_path / "secret.json"  # that only root may read
+    secret.write_text(json.dumps([{"name": "eve", "port": 4107}]))
+    secret.chmod(0o600)
+    (home / "minds.json").symlink_to(secret)
+    add = ("mind", "add", "eve", "--volute", str(eve), "--user", "nobody")
+    done = run(*add)
+    assert (done.returncode, "Permission denied" in done.stderr) == (1, True), done
+    assert drop_ins(tmp_path) == []
+    secret.chmod(0o644)
+    assert run(*add).returncode == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("trap", ["link", "shared", "above"])
+def test_root_reads_no_registry_that_others_can_change(
+    run: Run, tmp_path: Path, eve: Path, trap: str
+) -> None:
+    home = tmp_path / "volute"
+    registry(home, "minds.json")
+    if trap == "link":
+        (home / "minds.json").rename(tmp_path / "elsewhere")
+        (home / "minds.json").symlink_to(tmp_path / "elsewhere")
+    if trap == "shared":
+        home.chmod(0o775)
+    if trap == "above":
+        os.chown(tmp_path, NOBODY.pw_uid, NOBODY.pw_gid)
+    done = run("mind", "add", "eve", "--volute", str(eve), "--user", ME)
+    assert (done.returncode, "users other than root can change" in done.stderr) == (1, True), done
+    assert drop_ins(tmp_path) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_registry_that_never_answers(run: Run, tmp_path: Path, eve: Path) -> None:
+    os.mkfifo(tmp_path / "volute/minds.json")
+    done = run("mind", "add", "eve", "--volute", str(eve), "--user", ME)
+    assert (done.returncode, "cannot read Volute's registry" in done.stderr) == (1, True), done
 
 
 def test_an_older_registry_beside_an_empty_database(run: Run, tmp_path: Path, eve: Path) -> None:
