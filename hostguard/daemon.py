@@ -177,7 +177,7 @@ class Parts:
         self.scheduler = Scheduler(
             policy, settings, queue, self.acceptor, events, self.counters, self.accepting, clock.date
         )  # fmt: skip
-        self.services = MindServices(policy, settings, live, systemd, unit_started)
+        self.services = MindServices(policy, settings, live, systemd, unit_started, self.acceptor, redrive)
         self.sleeper = Sleeper(
             policy, settings, self.acceptor, held, backlog, live, ledger, self.services, dispatcher, events,
             clock,
@@ -209,6 +209,7 @@ class Parts:
         self.pumped.subscribe(waits.changed)
         self.pumped.subscribe(self.outside.look_later)
         self.pumped.subscribe(self.unscoped.look_later)
+        self.pumped.subscribe(self.services.restart_idle)
         self.processes_moved.subscribe(waits.moved)
 
 
@@ -242,7 +243,7 @@ class Daemon:
             Pressure(parts.monitor, gate), metrics, reports,
         )  # fmt: skip
         self.endpoint = Endpoint(
-            policy, parts.residents, parts.done_tracker, parts.acceptor, self.notifier, room
+            policy, parts.residents, parts.done_tracker, parts.acceptor, parts.services, self.notifier, room
         )
         self.front: Front | None = None
         self.room = room

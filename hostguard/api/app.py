@@ -49,22 +49,32 @@ LINE_S = 0.2  # each status line costs PID 1 a round of signals
 async def _failed(request: Request, error: Exception) -> Response:
     """The answer to what a handler raised. A coroutine: Starlette runs a plain function in a thread."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
-        error = unknown("path", request.url.path, "see hostguard-api(7)")
+        error = unknown("path", request.url.path, request.app.state.missing(request.url.path))
     elif isinstance(error, HTTPException):
         error = bad_request(f"{request.method} is not allowed here")
     return problem(error if isinstance(error, Problem) else internal(repr(error)))
 
 
-def make_app(budget: Budget, *objects: object) -> Starlette:
-    """The ASGI application with the handlers that `on` marks in these objects, within the budget."""
+def _manual(path: str) -> str:
+    return "see hostguard-api(7)"
+
+
+def make_app(budget: Budget, *objects: object, missing: Callable[[str], str] = _manual) -> Starlette:
+    """The ASGI application with the handlers that `on` marks in these objects, within the budget.
+
+    `missing`: why another path is not there, in words.
+    """
     routes = [
-        Route(marked.route[1], budget.around(getattr(one, name), marked.route[2]), methods=[marked.route[0]])
+        Route(path, budget.around(getattr(one, name), marked.route[2]), methods=[marked.route[0]])
         for one in objects
         for name, marked in vars(type(one)).items()
         if hasattr(marked, "route")
+        for path in marked.route[1]
     ]
     handled: Any = (Problem, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, Exception)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, _failed))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(handled, _failed))
+    app.state.missing = missing
+    return app
 
 
 def blind(path: str, device: Device, read: str) -> str | None:

@@ -59,11 +59,11 @@ class Seldom:
         self._logger.warning("%s%s", text, f" ({more} more like it since the last such line)" if more else "")
 
 
-def on(method: str, path: str, *, reads: bool = False) -> Callable[[Handler], Handler]:
-    """Mark a method as the handler of a route. `reads`: its answer may be large: few at a time."""
+def on(method: str, *paths: str, reads: bool = False) -> Callable[[Handler], Handler]:
+    """Mark a method as the handler of these routes. `reads`: its answer may be large: few at a time."""
 
     def mark(handler: Handler) -> Handler:
-        handler.route = method, path, reads  # type: ignore[attr-defined]
+        handler.route = method, paths, reads  # type: ignore[attr-defined]
         return handler
 
     return mark

@@ -1,7 +1,10 @@
 """The minds' endpoint on loopback TCP: minds report events and send messages, as a Volute mind does.
 
-Each request bears the token of a mind, and counts as a sign of life of it. Who may do what:
+Each request bears the token of a mind. Both forms of Volute's paths are served, and of its header for the
+session: before and since its version 1 of the API. Events and messages count as signs of life of their mind.
+Who may do what:
   events    a mind reports only about itself
+  restart   a mind has only itself restarted
   message   a mind may send to any mind; to another one under its own name only, and without instructions.
             With its own token as a bridge uses it, a message to itself may be from any sender that is neither
             another mind nor the guard.
@@ -23,11 +26,12 @@ from hostguard.api.app import make_app
 from hostguard.api.http import Budget, Seldom, bearer, body_max, has_left, json_object, on
 from hostguard.api.server import Listener, token_shown
 from hostguard.core.clock import now_ms
-from hostguard.core.errors import Problem, bad_request, not_allowed, unauthorized, unknown
+from hostguard.core.errors import Problem, bad_request, conflict, not_allowed, unauthorized, unknown
 from hostguard.core.model import Config
 from hostguard.core.names import SYSTEM_NAME, guards_name
 from hostguard.delivery import message as intake
 from hostguard.delivery.acceptor import Acceptor
+from hostguard.delivery.mind_services import MindServices
 from hostguard.gate.policy import Policy
 from hostguard.systemd.notify import Notifier
 from hostguard.turns.done_tracker import DoneTracker
@@ -38,8 +42,30 @@ log = logging.getLogger(__name__)
 EVENT_MAX = 1 << 20  # bytes; events are not stored, so only their type and session matter
 BODY_S = 5.0  # how long a body may take on loopback
 FD_NAME = "minds"  # of the socket, while the service manager keeps it
-# Fields of a message: others, which a newer Volute may send, are left out.
+# What the mind is told of the context of a restart: field and label.
+CONTEXT = {"name": "Name", "summary": "Changes", "justification": "Why", "memory": "Context"}
+RESTART_MAX = 64 << 10  # bytes of the body of a restart
+CONTEXT_MAX = 4000  # characters of each text that is handed on to a mind after its restart
+SESSION_HEADERS = ("x-volute-session", "x-volute-thread")
+# Fields of a message with a meaning of their own here. All others go to the mind as they are: what a newer
+# Volute or a bridge sends, the mind may understand.
 FIELDS = {"content", "channel", "session", "interrupt", "whileSleeping", *intake.MIND_FIELDS}
+# By the first word of a path below /api, or below /api/minds/NAME, of what Volute's daemon serves.
+NOT_SERVED = {
+    "history": "hostguard keeps no conversations, so it cannot tell what other sessions did",
+    "keys": "hostguard keeps no keys: signatures of messages are not verified",
+    "chat": "conversations are those of Volute's daemon; POST /api/minds/NAME/message sends a message",
+    "channels": "channels are in hostguard.toml, [channels]",
+    "schedules": "schedules are in hostguard.toml, or made by: hostguard schedule add",
+    "sleep": "a mind is put to sleep by: hostguard sleep NAME",
+    "wake": "a mind is woken by: hostguard wake NAME",
+    "start": "minds are started by systemctl and by: hostguard wake NAME",
+    "stop": "minds are stopped by systemctl and by: hostguard sleep NAME",
+    "notices": "hostguard keeps no notices for the next prompt of a mind",
+    "files": "hostguard sends no files",
+    "skills": "skills are Volute's",
+    "variants": "variants are Volute's",
+}
 
 
 def token_hash(token: str) -> str:
@@ -60,22 +86,20 @@ class Endpoint(Listener):
         residents: ResidentDriver,
         done_tracker: DoneTracker,
         acceptor: Acceptor,
+        services: MindServices,
         notifier: Notifier,
         budget: Budget,
     ) -> None:
         what, loss = "the minds' endpoint", "events of minds are lost"
-        super().__init__(make_app(budget, self), what, "events.listen", loss, FD_NAME, notifier)
+        app = make_app(budget, self, missing=_not_served)
+        super().__init__(app, what, "events.listen", loss, FD_NAME, notifier)
         self._policy, self._residents, self._done_tracker = policy, residents, done_tracker
-        self._acceptor = acceptor
+        self._acceptor, self._services = acceptor, services
         self._refusals = Seldom(log)
 
-    @on("POST", "/api/minds/{name}/events")
+    @on("POST", "/api/minds/{name}/events", "/api/v1/minds/{name}/events")
     async def _events(self, request: Request) -> JSONResponse:
-        mind, name = self._authenticate(request)
-        if mind != name:
-            raise self._refused(
-                name, not_allowed(f"this is the token of {mind}: a mind can report only its own events")
-            )
+        mind = self._itself(request, "report only its own events")
         residents, session = self._residents, _header_session(request)
         try:
             event = await json_object(request, EVENT_MAX, owner=_owner(mind), within=BODY_S)
@@ -100,7 +124,15 @@ class Endpoint(Listener):
             residents.heard(mind, session, type_)
         return JSONResponse({"ok": True})
 
-    @on("POST", "/api/minds/{name}/message")
+    @on("POST", "/api/minds/{name}/restart", "/api/v1/minds/{name}/restart")
+    async def _restart(self, request: Request) -> JSONResponse:
+        # Answered before the restart, which waits for the ends of the mind's turns.
+        mind = self._itself(request, "have only itself restarted")
+        body = await json_object(request, RESTART_MAX, optional=True, owner=_owner(mind), within=BODY_S)
+        await self._services.restart(mind, _restart_text(body.get("context")))
+        return JSONResponse({"ok": True, "deferred": True})
+
+    @on("POST", "/api/minds/{name}/message", "/api/v1/minds/{name}/message")
     async def _message(self, request: Request) -> JSONResponse:
         mind, name = self._authenticate(request)
         self._residents.heard(mind, _header_session(request))
@@ -108,6 +140,7 @@ class Endpoint(Listener):
         body = await json_object(request, body_max(config.payload_max), owner=_owner(mind), within=BODY_S)
         given = {field: value for field, value in body.items() if field in FIELDS and value is not None}
         given |= {"to": f"@{name}", "sender": _sender(mind, name, body.get("sender"), config)}
+        more = {field: value for field, value in body.items() if field not in intake.OWN_FIELDS}
         _check_claims(mind, name, given, config)
         key = request.headers.get("idempotency-key")
         if key == "":
@@ -116,8 +149,15 @@ class Endpoint(Listener):
             # In a namespace of its own: a mind must not use up the key of somebody else's message. The second
             # colon ends the mind's name.
             given["key"] = f"{intake.MIND_KEYS}{mind.replace('%', '%25').replace(':', '%3A')}:{key}"
-        accepted = await self._acceptor.send(intake.message(given, config, now_ms(), _owner(mind)))
+        accepted = await self._acceptor.send(intake.message(given, config, now_ms(), _owner(mind), more))
         return JSONResponse({"ok": True, "deliveries": [row.id for row in accepted.rows]})
+
+    def _itself(self, request: Request, may: str) -> str:
+        """The mind that the path names, if the token is its own. Raises Problem."""
+        mind, name = self._authenticate(request)
+        if mind != name:
+            raise self._refused(name, not_allowed(f"this is the token of {mind}: a mind can {may}"))
+        return mind
 
     def _authenticate(self, request: Request) -> tuple[str, str]:
         """(the mind whose token it is, the mind that the path names). Raises Problem."""
@@ -170,7 +210,34 @@ def _owner(mind: str) -> str:
 
 
 def _header_session(request: Request) -> str | None:
-    return request.headers.get("x-volute-session") or None
+    return next((given for name in SESSION_HEADERS if (given := request.headers.get(name))), None)
+
+
+def _not_served(path: str) -> str:
+    """Why a path of Volute's daemon is not there."""
+    words = path.removeprefix("/api/").removeprefix("v1/").split("/")
+    why = NOT_SERVED.get("".join(words[2:3]) if words[0] == "minds" else words[0])
+    served = "hostguard serves only events, message and restart of Volute's API, see hostguard-api(7)"
+    return f"{why}; {served}" if why is not None else served
+
+
+def _restart_text(context: Any) -> str:
+    """What the mind is told after its restart; "" after one that only has it read its files again.
+
+    Raises Problem.
+    """
+    if context is None:
+        return "[hostguard] You were restarted."
+    if not isinstance(context, dict) or not isinstance(context.get("type"), str):
+        raise bad_request("context must be an object with a type, such as reload")
+    kind = context["type"]
+    if kind == "reload":
+        return ""
+    if kind == "merge":
+        raise conflict("hostguard merges no variants: merge it, then ask for a restart of another type")
+    given = {label: _text(context, name) for name, label in CONTEXT.items()}
+    lines = [f"{label}: {text[:CONTEXT_MAX]}" for label, text in given.items() if text]
+    return "\n".join([f"[hostguard] You were restarted ({kind[:CONTEXT_MAX]}).", *lines])
 
 
 def _text(event: Mapping[str, Any], name: str) -> str | None:

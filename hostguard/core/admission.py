@@ -33,6 +33,9 @@ def decide(host: HostView, mind: MindView, row: Row, now: Now) -> Verdict:
         return Hold(Reason.MIND_PAUSED, f"{mind.name} is paused")
     if mind.asleep:
         return Hold(Reason.ASLEEP, f"{mind.name} sleeps")
+    if mind.restarting:
+        first = tuple(turn.unit for turn in mind.live) or None
+        return Hold(Reason.MIND_RESTARTING, f"the service of {mind.name} is restarted between turns", first)
     if not host.systemd:
         return Hold(Reason.NO_SYSTEMD, "systemd does not answer")
     if not host.writes:

@@ -325,6 +325,7 @@ class MindView:
     down: str | None = None  # why a resident mind takes no connections
     broken: str = ""
     unread: str = ""  # why its routes could not be read yet
+    restarting: bool = False  # its service is to be restarted, once it has no turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Reason(StrEnum):
     PAUSED = "paused", HOST, "all are paused: hostguard resume", "the guard is paused (hostguard resume)"
     MIND_PAUSED = "mind_paused", MIND, "paused: hostguard resume {mind}", "{blocker} (hostguard resume MIND)"
     ASLEEP = "asleep", MIND, "asleep: hostguard wake {mind}", "{blocker} (hostguard wake MIND)"
+    # A resident mind asked for it. It waits for the ends of the mind's turns.
+    MIND_RESTARTING = "mind_restarting", MIND, "its service is restarted"
     NOT_DUE = "not_due", SESSION, "not due yet"
     RETRY = "retry", SESSION, "tried again after a pause"  # the session's first row, and those behind it
     CALLER_AWAY = "caller_away", ROW, "its hostguard run is not connected"

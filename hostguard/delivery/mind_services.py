@@ -1,4 +1,8 @@
-"""Starts and stops the services that run minds, as the minds wake and sleep."""
+"""Starts and stops the services that run minds, as the minds wake and sleep, and restarts them on request.
+
+A restart waits until the mind has no turn; meanwhile the gate starts none. It is stored, so that the next
+guard does what a killed one did not.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,17 @@ from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from hostguard.core.clock import AGAIN_S
-from hostguard.core.signals import Signal, UnitStarted
+from hostguard.core.clock import AGAIN_S, now_ms
+from hostguard.core.errors import Problem, conflict
+from hostguard.core.model import Kind, Target
+from hostguard.core.names import MAIN_SESSION
+from hostguard.core.payload import CHANNEL, SENDER, system_payload
+from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.core.tasks import Tasks
+from hostguard.delivery.acceptor import Acceptor
 from hostguard.gate.policy import Policy
-from hostguard.store.settings import START, SettingsStore
+from hostguard.store.deliveries import New
+from hostguard.store.settings import RESTART, START, SettingsStore
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.turns.live import Live
 
@@ -36,6 +46,9 @@ class ServiceManager(Protocol):
     async def stop_unit(self, unit: str) -> None:
         """Stop a service."""
 
+    async def restart_unit(self, unit: str) -> None:
+        """Stop a service and start it again, and wait for it."""
+
 
 @dataclass(eq=False)
 class MindServices:
@@ -46,16 +59,20 @@ class MindServices:
     _live: Live
     _systemd: ServiceManager
     _started: Signal[UnitStarted]
+    _acceptor: Acceptor
+    _redrive: Signal[Redrive]
     _locks: defaultdict[str, asyncio.Lock] = field(
         default_factory=partial(defaultdict, asyncio.Lock), init=False
     )
     _starting: set[str] = field(default_factory=set, init=False)
+    _to_restart: set[str] = field(default_factory=set, init=False)  # that no task restarts yet
     _tasks: Tasks = field(default_factory=Tasks, init=False)
 
     def resume(self) -> None:
         """Start the services that the previous guard did not get to."""
         for mind in self._settings.all(START):
             self._tasks.start(self.start(mind))
+        self._to_restart.update(self._settings.all(RESTART))
 
     def close(self) -> None:
         """Stop waiting for systemd."""
@@ -75,6 +92,60 @@ class MindServices:
             self._starting.discard(mind)
         self._settings.keep(START.to(mind, None), durable=False)
         self._started.send(UnitStarted(unit))
+
+    async def restart(self, mind: str, text: str) -> None:
+        """Restart the mind's service between turns, and then send it this text, unless that is "".
+
+        Returns once the request is stored. Raises Problem, also if the mind has no service.
+        """
+        if self._unit(mind) is None:
+            fix = f"restart it yourself, or set minds.{mind}.unit"
+            raise conflict(f"hostguard does not know the service that runs {mind}: {fix}")
+        before = self._settings.get(RESTART, mind)
+        if before is None or (text and text != before):
+            await self._settings.change(RESTART.to(mind, text))
+        self._to_restart.add(mind)
+        self.restart_idle()
+
+    def restart_idle(self, _: object = None) -> None:
+        """Restart those whose turns have ended."""
+        for mind in [*self._to_restart]:
+            if not self._live.of(mind):
+                self._to_restart.discard(mind)
+                self._tasks.start(self._restart(mind))
+
+    async def _restart(self, mind: str) -> None:
+        unit = self._unit(mind)
+        self._starting.add(mind)
+        try:
+            async with self._locks[mind]:
+                if self._settings.get(RESTART, mind) is None:  # an earlier request was for the same restart
+                    return
+                # The service of a mind that sleeps is stopped; it is started when the mind wakes.
+                if unit is not None and not self._policy.asleep(mind):
+                    log.info("%s is restarted, as %s asked", unit, mind)
+                    if await self._ask(unit, self._systemd.restart_unit, lambda: True):
+                        await self._listening(mind, unit)
+                await self._restarted(mind)
+        finally:
+            self._starting.discard(mind)
+        if unit is not None:
+            self._started.send(UnitStarted(unit))
+        self._redrive.send(Redrive(mind))
+
+    async def _restarted(self, mind: str) -> None:
+        """Note that the restart is done, in one transaction with the text for the mind."""
+        text, done = self._settings.get(RESTART, mind), RESTART.to(mind, None)
+        if text and mind in self._policy.config.minds:
+            target, payload = Target(mind, MAIN_SESSION, kind=Kind.LIFECYCLE), system_payload((mind,), text)
+            new = New((target,), payload, now_ms(), sender=SENDER, channel=CHANNEL)
+            try:
+                await self._acceptor.store(new, also=lambda *_: [done])
+                self._settings.use(done)
+                return
+            except Problem as problem:
+                log.warning("%s is not told of its restart: %s", mind, problem.detail)
+        self._settings.keep(done)
 
     def stop(self, mind: str) -> None:
         """Stop the service of a mind that sleeps, once it has no turn."""

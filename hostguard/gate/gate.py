@@ -49,7 +49,7 @@ class Gate:
         return MindView(
             mind, 0 if known is None else self._policy.mind_cap(mind), self._policy.paused(mind),
             self._policy.asleep(mind), self._live.of(mind), self._availability.why(mind),
-            "" if known is None else known.broken, self._routes.unread(mind),
+            "" if known is None else known.broken, self._routes.unread(mind), self._policy.restarting(mind),
         )  # fmt: skip
 
     def verdict(self, row: Row) -> Verdict:

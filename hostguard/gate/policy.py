@@ -7,7 +7,7 @@ from typing import Any
 
 from hostguard.core.errors import unknown
 from hostguard.core.model import Config, Mind
-from hostguard.store.settings import LIMIT, PAUSE, SLEEP, TOKEN, SettingsStore, on_host_or
+from hostguard.store.settings import LIMIT, PAUSE, RESTART, SLEEP, TOKEN, SettingsStore, on_host_or
 
 LIMITS = ("global_concurrent_turns", "mind_concurrent_turns")
 _DEFAULTS = Config()
@@ -59,6 +59,10 @@ class Policy:
     def sleepy_minds(self) -> list[str]:
         """Minds that sleep or fall asleep, known or not."""
         return list(self._settings.all(SLEEP))
+
+    def restarting(self, mind: str) -> bool:
+        """True if the mind's service is to be restarted before its next turn."""
+        return self._settings.get(RESTART, mind) is not None
 
     def token(self, mind: str) -> str | None:
         """SHA-256 of a mind's token, hex: from the configuration, else the one made at run time."""

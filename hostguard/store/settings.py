@@ -81,6 +81,7 @@ SLEEP = Setting[Sleep]("sleep.mind.")
 # True: stored with the message that is to wake the mind, for a guard that is killed before it does.
 WOKEN = Setting[Woken | Literal[True]]("woken.mind.")
 START = Setting[bool]("start.mind.")  # the mind is awake, and its service has still to be started
+RESTART = Setting[str]("restart.mind.")  # its service is to be restarted; a text for the mind then, or ""
 TOKEN = Setting[str]("token.mind.")  # SHA-256 of the mind's token, hex
 SCHEDULE = Setting[dict[str, Any]]("schedule.")  # one that was added at run time
 FIRED = Setting[Fired]("fired.")  # by schedule

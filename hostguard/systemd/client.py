@@ -134,6 +134,10 @@ class Systemd:
         """Start a service and wait for it."""
         await self._start(unit, START_UNIT_S, self._call("StartUnit", "ss", [unit, "replace"]))
 
+    async def restart_unit(self, unit: str) -> None:
+        """Stop a service, if it runs, start it, and wait for that."""
+        await self._start(unit, START_UNIT_S, self._call("RestartUnit", "ss", [unit, "replace"]))
+
     async def _start_transient(self, unit: str, properties: Sequence[Property], *fds: int) -> None:
         body = [unit, "fail", variants(properties), []]
         call = self._call("StartTransientUnit", "ssa(sv)a(sa(sv))", body, fds=fds)

@@ -58,21 +58,31 @@ class Accepting:
         return SimpleNamespace(rows=[SimpleNamespace(id=7)])
 
 
+class Restarting:
+    """Notes which minds ask for a restart, and what they are told afterwards."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    async def restart(self, mind: str, text: str) -> None:
+        self.asked.append((mind, text))
+
+
 class Host:
     def __init__(
         self, client: httpx.AsyncClient, port: int, endpoint: volute.Endpoint, config: Config
     ) -> None:
         self.client, self.port, self.endpoint, self.config = client, port, endpoint, config
-        self.heard, self.accepting = Heard(), Accepting()
+        self.heard, self.accepting, self.restarting = Heard(), Accepting(), Restarting()
 
     async def post(
-        self, path: str, body: Any, token: str | None = TOKENS["ann"], **headers: str
+        self, path: str, body: Any, token: str | None = TOKENS["ann"], api: str = "api", **headers: str
     ) -> httpx.Response:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
             given["Authorization"] = f"Bearer {token}"
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.client.post(f"/api/minds/{path}", content=content, headers=given)
+        return await self.client.post(f"/{api}/minds/{path}", content=content, headers=given)
 
     async def event(
         self, body: Any, token: str | None = TOKENS["ann"], name: str = "ann", **headers: str
@@ -96,15 +106,16 @@ def on_host(work: Callable[[Host], Awaitable[None]], payload_max: int = 1 << 20)
             channels={"#all": Channel("#all", ("ann", "bob"))},
             events_listen=("127.0.0.1", port),
         )
-        heard, accepting, notifier = Heard(), Accepting(), Notifier()
+        heard, accepting, restarting, notifier = Heard(), Accepting(), Restarting(), Notifier()
         asked: Any = policy(config, TOKEN.to("bob", volute.token_hash(TOKENS["bob"])))
-        endpoint = volute.Endpoint(asked, heard, heard, accepting, notifier, Budget())  # type: ignore[arg-type]
+        played: Any = (asked, heard, heard, accepting, restarting)
+        endpoint = volute.Endpoint(*played, notifier, Budget())
         await endpoint.start(config.events_listen)
         try:
             base = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=base, timeout=10, trust_env=False) as client:
                 host = Host(client, port, endpoint, config)
-                host.heard, host.accepting = heard, accepting
+                host.heard, host.accepting, host.restarting = heard, accepting, restarting
                 await asyncio.wait_for(work(host), 60)
         finally:
             await endpoint.close()

@@ -35,14 +35,17 @@ from hostguard.core.errors import unavailable
         ({"type": "text", "session": "s", "content": "hello"}, {}, ("heard", "ann", "s")),
         ({"type": "no such type yet"}, {"X_Volute_Session": "t"}, ("heard", "ann", "t")),
         ({"type": "error"}, {}, ("heard", "ann", None)),
+        ({"type": "done"}, {"X_Volute_Thread": "s"}, ("done", "ann", "s", None, None)),
+        ({"type": "done", "session": "s"}, {"X_Volute_Thread": "t"}, ("done", "ann", "s", None, None)),
     ],
 )
 def test_an_event_is_done_or_heard(body, headers, call):
     async def work(host):
-        answer = await host.post("ann/events", body, **headers)
-        assert (answer.status_code, answer.json()) == (200, {"ok": True})
-        assert host.heard.calls == [call]
-        assert host.heard.types == ([body["type"]] if call[0] == "heard" else [])
+        for api in ("api", "api/v1"):
+            answer = await host.post("ann/events", body, api=api, **headers)
+            assert (answer.status_code, answer.json()) == (200, {"ok": True})
+        assert host.heard.calls == [call] * 2
+        assert host.heard.types == ([body["type"]] * 2 if call[0] == "heard" else [])
 
     on_host(work)
 
@@ -141,6 +144,90 @@ def test_an_oversized_event_is_refused_but_heard():
     on_host(work)
 
 
+# -- restarts, and what is not served
+
+TOLD = "[hostguard] You were restarted (upgraded).\nChanges: all\nWhy: it was time\nContext: a goat"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"context": {"type": "reload"}}, ""),
+        ({"context": {"type": "reload", "summary": "not told: it asked for it itself"}}, ""),
+        (b"", "[hostguard] You were restarted."),
+        ({}, "[hostguard] You were restarted."),
+        ({"context": None}, "[hostguard] You were restarted."),
+        (
+            {
+                "context": {
+                    "type": "upgraded",
+                    "summary": "all",
+                    "justification": "it was time",
+                    "memory": "a goat",
+                }
+            },
+            TOLD,
+        ),
+        ({"context": {"type": "merged", "name": "v"}}, "[hostguard] You were restarted (merged).\nName: v"),
+    ],
+)
+@pytest.mark.parametrize("api", ["api", "api/v1"])
+def test_a_mind_may_have_itself_restarted(api, body, text):
+    async def work(host):
+        answer = await host.post("ann/restart", body, api=api)
+        assert (answer.status_code, answer.json()) == (200, {"ok": True, "deferred": True})
+        assert host.restarting.asked == [("ann", text)]
+        assert host.heard.calls == [], "it says nothing about a session"
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    ("body", "token", "status"),
+    [
+        ({"context": {"type": "reload"}}, "bob", 403),
+        ({"context": {"type": "reload"}}, "nobody", 401),
+        ({"context": "reload"}, "ann", 400),
+        ({"context": {}}, "ann", 400),
+        ({"context": {"type": 5}}, "ann", 400),
+        ({"context": {"type": "upgraded", "summary": 5}}, "ann", 400),
+        ({"context": {"type": "merge", "name": "v"}}, "ann", 409),
+        (b"[]", "ann", 400),
+        (b'{"context": "' + b"x" * 70_000 + b'"}', "ann", 413),
+    ],
+)
+def test_a_restart_that_is_refused(body, token, status):
+    async def work(host):
+        answer = await host.post("ann/restart", body, TOKENS.get(token, "?"))
+        assert (answer.status_code, host.restarting.asked) == (status, [])
+
+    on_host(work)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/api/minds/ann/history/cross-session?session=main", "keeps no conversations"),
+        ("/api/v1/minds/ann/history/recollection", "keeps no conversations"),
+        ("/api/keys/abc", "signatures of messages are not verified"),
+        ("/api/v1/keys/abc", "signatures of messages are not verified"),
+        ("/api/minds/ann/chat", "POST /api/minds/NAME/message"),
+        ("/api/minds/ann/sleep", "hostguard sleep NAME"),
+        ("/api/minds/ann/files/pending", "hostguard sends no files"),
+        ("/api/minds", "hostguard serves only events, message and restart"),
+        ("/api/extensions", "hostguard serves only events, message and restart"),
+    ],
+)
+def test_what_only_volute_serves_is_not_there_and_the_answer_says_why(path, why):
+    async def work(host):
+        for method in ("GET", "POST"):
+            answer = await host.client.request(method, path)
+            assert answer.status_code == 404
+            assert why in answer.json()["detail"]
+
+    on_host(work)
+
+
 def test_other_paths_and_methods():
     async def work(host):
         assert (await host.client.post("/api/minds/ann/other", json={})).status_code == 404
@@ -166,7 +253,7 @@ def test_a_message_has_the_fields_of_the_contract():
         answer = await host.post("ann/message", body, Idempotency_Key="k1", X_Volute_Session="other")
         assert (answer.status_code, answer.json()) == (200, {"ok": True, "deliveries": [7]})
         [message] = host.accepting.messages
-        wanted = {k: v for k, v in body.items() if k not in ("whileSleeping", "aNewerField", "batch")}
+        wanted = {k: v for k, v in body.items() if k not in ("whileSleeping", "batch")}
         assert message.payload == wanted
         assert (message.minds, message.session, message.key) == (("ann",), "s", "mind:ann:k1")
         assert message.while_sleeping == "trigger-wake"
@@ -259,6 +346,24 @@ def test_a_bad_message_is_refused(body):
         assert host.accepting.messages == []
 
     on_host(work)
+
+
+def test_a_field_that_hostguard_does_not_know_is_passed_on_but_none_of_its_own():
+    body = {
+        "content": "x", "channelName": "general", "participantProfiles": [{"name": "a"}], "signature": "s",
+        "batch": {"channels": {"#x": [{"sender": "volute", "content": "obey"}]}}, "held": {"ms": 1}, "script": "rm",
+    }  # fmt: skip
+
+    async def work(host):
+        for token in ("ann", "bob"):
+            assert (await host.post("bob/message", body, TOKENS[token])).status_code == 200
+        for message in host.accepting.messages:
+            assert not {"batch", "held", "script"} & message.payload.keys()
+            given = {"channelName", "participantProfiles", "signature"}
+            assert {name: message.payload[name] for name in given} == {name: body[name] for name in given}
+        assert (await host.post("bob/message", {"content": "x", "more": "y" * 1100})).status_code == 413
+
+    on_host(work, payload_max=1000)
 
 
 def test_the_body_cannot_choose_another_recipient_kind_or_time():

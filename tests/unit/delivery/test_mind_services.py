@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import socket
 
@@ -12,11 +13,12 @@ from minds import free_port
 from onqueue import on_queue
 from played import parts
 
+from hostguard.core.errors import Problem
 from hostguard.core.model import Config, LiveTurn, Mind
-from hostguard.core.signals import Signal, UnitStarted
+from hostguard.core.signals import Redrive, Signal, UnitStarted
 from hostguard.delivery import mind_services
 from hostguard.delivery.mind_services import MindServices
-from hostguard.store.settings import SLEEP, START, stored
+from hostguard.store.settings import RESTART, SLEEP, START, stored
 from hostguard.systemd.client import Systemd
 from hostguard.systemd.dbus import SystemdError, SystemdLost
 from hostguard.turns.live import Phase, Turn
@@ -37,6 +39,9 @@ class Services:
     async def stop_unit(self, unit: str) -> None:
         await self._do("stop", unit)
 
+    async def restart_unit(self, unit: str) -> None:
+        await self._do("restart", unit)
+
     async def _do(self, what: str, unit: str) -> None:
         self.asked.append((what, unit))
         if self.hold is not None:
@@ -47,7 +52,7 @@ class Services:
 
 
 def test_the_played_service_manager_is_called_as_the_real_one():
-    for name in ("start_unit", "stop_unit"):
+    for name in ("start_unit", "stop_unit", "restart_unit"):
         real, played = (inspect.signature(getattr(one, name)) for one in (Systemd, Services))
         assert str(real) == str(played)
 
@@ -58,8 +63,12 @@ def on_services(path, work, *answers, **mind):
     async def run(queue):
         minds = {"bob": Mind("bob", **{"unit": "bob.service", **mind}), "eve": Mind("eve")}
         found, systemd, started = parts(queue, Config(minds=minds)), Services(*answers), Signal[UnitStarted]()
-        services = MindServices(found.policy, found.settings, found.live, systemd, started)
-        services.up = []
+        redriven = Signal[Redrive]()
+        services = MindServices(
+            found.policy, found.settings, found.live, systemd, started, found.acceptor, redriven
+        )
+        services.up, services.redriven = [], []
+        redriven.subscribe(lambda fact: services.redriven.append(fact.mind))
         started.subscribe(lambda fact: services.up.append(fact.unit))
         await work(services, systemd, found)
         await services._tasks.settled(5)
@@ -233,3 +242,93 @@ def test_nothing_is_asked_after_the_close(tmp_path, monkeypatch):
         assert len(systemd.asked) == asked > 0
 
     on_services(tmp_path, work, *[GONE] * 100)
+
+
+# -- restarts
+
+
+def test_a_restart_waits_for_the_turns_of_its_mind_which_gets_no_others_meanwhile(tmp_path):
+    async def work(services, systemd, found):
+        turn = live(found)
+        await services.restart("bob", "")
+        await services.restart("bob", "")  # the mind asks after every turn
+        services.restart_idle()
+        await services._tasks.settled(5)
+        assert (systemd.asked, services.redriven) == ([], [])
+        assert found.gate.view("bob").restarting
+        assert await found.queue.read(stored) == {"restart.mind.bob": ""}, "the next guard would do it"
+        found.live.remove(turn)
+        services.restart_idle()
+        services.restart_idle()
+        await services._tasks.settled(5)
+        assert systemd.asked == [("restart", "bob.service")]
+        assert (services.up, services.redriven) == (["bob.service"], ["bob"])
+        assert not found.gate.view("bob").restarting
+        await found.queue.write(lambda db: None)
+        assert await found.queue.read(stored) == {}
+        assert found.backlog.first("bob") is None, "it asked for it itself, and is told nothing"
+
+    on_services(tmp_path, work)
+
+
+def test_after_a_restart_the_mind_is_told_why(tmp_path):
+    async def work(services, systemd, found):
+        turn = live(found)
+        await services.restart("bob", "")
+        await services.restart("bob", "upgraded")
+        await services.restart("bob", "")
+        assert found.backlog.first("bob") is None, "not before: it would go into a turn of the old process"
+        found.live.remove(turn)
+        services.restart_idle()
+        await services._tasks.settled(5)
+        assert systemd.asked == [("restart", "bob.service")]
+        row = found.backlog.first("bob")
+        _, raw = await found.ledger.fetch(row.id)
+        told = json.loads(raw)
+        assert (row.session, row.kind) == ("main", "lifecycle")
+        assert (told["content"], told["channel"], told["interrupt"]) == ("upgraded", "@volute", False)
+        assert not found.gate.view("bob").restarting
+
+    on_services(tmp_path, work)
+
+
+def test_the_next_guard_restarts_what_a_killed_one_did_not(tmp_path):
+    async def work(services, systemd, found):
+        found.settings.use(RESTART.to("bob", ""), RESTART.to("gone", ""))
+        services.resume()
+        services.restart_idle()
+        await services._tasks.settled(5)
+        assert systemd.asked == [("restart", "bob.service")]
+        assert not found.settings.all(RESTART)
+
+    on_services(tmp_path, work)
+
+
+def test_the_service_of_a_mind_that_sleeps_is_not_restarted(tmp_path):
+    async def work(services, systemd, found):
+        found.settings.use(SLEEP.to("bob", ASLEEP))
+        await services.restart("bob", "")
+        await services._tasks.settled(5)
+        assert systemd.asked == []
+        assert not found.settings.all(RESTART)
+
+    on_services(tmp_path, work)
+
+
+def test_a_mind_without_a_service_cannot_be_restarted(tmp_path):
+    async def work(services, systemd, found):
+        with pytest.raises(Problem, match=r"set minds\.eve\.unit"):
+            await services.restart("eve", "")
+        assert not found.settings.all(RESTART)
+
+    on_services(tmp_path, work)
+
+
+def test_a_restart_that_fails_is_given_up(tmp_path, caplog):
+    async def work(services, systemd, found):
+        await services.restart("bob", "")
+        await services._tasks.settled(5)
+        assert not found.gate.view("bob").restarting, "its messages show what the mind is worth"
+
+    on_services(tmp_path, work, DOWN)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]

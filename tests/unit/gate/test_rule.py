@@ -36,6 +36,8 @@ TABLE = [
     ("nor does it fold then", HostView(1), MindView("x", 2, live=(INPUT,), unread="/r"), ROW, Reason.ROUTES_UNREAD),
     ("routes read, but no place yet", HostView(1), MindView("x", 2, live=(INPUT,)), UNROUTED, Reason.ROUTES_UNREAD),
     ("asleep", HostView(0), MindView("x", 1, asleep=True), ROW, Reason.ASLEEP),
+    ("restarting, none starts", HostView(0), MindView("x", 1, restarting=True), ROW, Reason.MIND_RESTARTING),
+    ("but one that is on goes on", HostView(1), MindView("x", 2, live=(INPUT,), restarting=True), ROW, Fold(INPUT)),
     ("due a millisecond from now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW.date + 1), Reason.NOT_DUE),
     ("due now", HostView(0), MindView("x", 1), Row(7, "x", "main", NOW.date), Start()),
     ("bus lost", HostView(0, systemd=False), MindView("x", 1), ROW, Reason.NO_SYSTEMD),
