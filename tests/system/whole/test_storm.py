@@ -152,7 +152,7 @@ def test_storm(host: ResidentHost) -> None:
     started = {e["turn"]: e["at"] for e in follower.events if e["type"] == "started"}
     ended: dict[str, int] = {}
     for event in follower.events:
-        if event["type"] == "ended":
+        if event["type"] in ("ended", "failed"):
             ended.setdefault(event["turn"], event["at"])
     assert started.keys() <= ended.keys()
     assert overlaps([(at, ended[turn]) for turn, at in started.items()]) == CAP
