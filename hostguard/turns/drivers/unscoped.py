@@ -103,10 +103,14 @@ class Unscoped:
 
     def look_later(self, fact: object = None) -> None:
         """Look again in a while, if turns live or have ended lately."""
-        if self._timer is None and (self._ended or len(self._live)):
-            last, now = max(self._ended.values(), default=0.0), time.monotonic()
-            delay = SOON_S if now - last < SOON_FOR_S else LATER_S
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look_now)
+        if not (self._ended or len(self._live)):
+            return
+        last, loop = max(self._ended.values(), default=0.0), asyncio.get_running_loop()
+        delay = SOON_S if time.monotonic() - last < SOON_FOR_S else LATER_S
+        if self._timer is None or self._timer.when() > loop.time() + delay:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay, self._look_now)
 
     # -- looking
 

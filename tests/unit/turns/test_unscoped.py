@@ -159,6 +159,11 @@ def test_it_looks_soon_after_an_end_then_seldom_and_then_no_more(watched, monkey
         parts.unscoped.look_later()
         assert due() is None, "nothing runs"
         parts.unscoped._looked = parts.now[0]
+        parts.unscoped.work_seen(WorkSeen("m", "other", "text"))
+        parts.unscoped.look_later()
+        assert due() == 10, "a turn lives"
+        for turn in parts.live:
+            parts.live.remove(turn)
         parts.ended()
         delays = [due()]
         for after in (1, 7, 2, 80):
