@@ -7,8 +7,8 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +85,8 @@ class VoluteDaemon:
         wait_for(self.up, LONG_S)
         for mind in self.minds.values():
             self._register(mind)
-        with ThreadPoolExecutor() as pool:
-            for started in [pool.submit(self.api, "POST", f"minds/{name}/start") for name in self.minds]:
-                started.result()
+        for name in self.minds:
+            self._start(name)
         self.wait_up()
         return self
 
@@ -176,6 +175,14 @@ class VoluteDaemon:
         systemctl("kill", "--kill-whom=main", "--signal=USR2", UNIT)
 
     # -- laying out
+
+    def _start(self, name: str) -> None:
+        """Volute gives a mind 30 s to start, which is not enough on a very busy machine: then once more."""
+        try:
+            self.api("POST", f"minds/{name}/start")
+        except urllib.error.HTTPError as error:
+            assert error.code == 500
+            self.api("POST", f"minds/{name}/start")
 
     def _register(self, mind: DaemonMind) -> None:
         lay_out(mind.folder, mind.name, mind.template)
