@@ -132,7 +132,10 @@ def test_a_removal_leaves_turns_to_finish_and_the_state(host: Host) -> None:
     assert host.run(pam, check=False) == "0\n"  # it is for an administrator to enable
     host.run("pam-auth-update --enable hostguard")
     assert host.run(pam) == "1\n"
+    assert host.ask(f"systemctl is-enabled {FRONT}").text == "disabled\ndisabled\n"
+    host.run(f"set -e; {GUARDED_VOLUTE}; systemctl enable {FRONT}")
     host.run("apt-get remove -y hostguard")
+    assert host.run("find /etc/systemd/system | grep -E 'hostguard|volute'", check=False) == ""
     assert host.run(pam, check=False) == "0\n"
     assert (
         host.run(
@@ -147,6 +150,11 @@ def test_a_removal_leaves_turns_to_finish_and_the_state(host: Host) -> None:
     host.run("touch /run/go")
     host.wait_for(f'[ -z "$({TURNS})" ]')
     host.run("test -s /var/lib/hostguard/queue.db -a -s /etc/hostguard/hostguard.toml.d/ada.toml")
+
+
+# What `hostguard volute guard` leaves there; this host has no nft.
+FRONT = "hostguard-front.socket hostguard-volute.service"
+GUARDED_VOLUTE = "cd /etc/systemd/system; mkdir volute.service.d; echo [Service] >volute.service.d/50-hostguard-volute.conf"
 
 
 def test_installed_again_it_knows_how_the_turns_ended(host: Host, package: Path) -> None:
