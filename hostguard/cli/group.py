@@ -60,6 +60,7 @@ VERBS = {
         "config": "Check or show the configuration",
         "route": "Test the routes of a mind",
         "mind": "Add a mind, or make a token for it",
+        "volute": "Put the guard in front of a Volute that runs on this host",
         "reload": "Read the configuration again",
         "demo": "Replay the incident, unguarded and guarded",
     },
