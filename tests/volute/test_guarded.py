@@ -87,3 +87,39 @@ def test_a_message_of_a_mind_to_another_passes_the_gate(host: GuardedHost, volut
     fire(volute, "ada", "speaks", "volute chat send @bob hello")
     wait_for(lambda: [row for row in host.rows() if (row["mind"], row["sender"]) == ("bob", "ada")], LONG_S)
     host.done(*(row["id"] for row in host.rows()))
+
+
+def test_kills_of_the_guard_lose_nothing(host: GuardedHost, volute: VoluteDaemon) -> None:
+    labels = []
+    for number in range(6):
+        name = ("ada", "bob")[
+            number // 2 % 2
+        ]  # eve's server crashes if it is sent messages while it starts a session
+        labels.append(f"{name}-{number}")
+        fire(volute, name, labels[-1], volute.ran.command(labels[-1], 0.5))
+        if number % 2:  # once it was answered: what Volute 0.39 is refused, it loses
+            wait_for(lambda: len(host.rows()) >= len(labels), LONG_S)
+            host.kill()
+    wait_for(lambda: {one.label for one in volute.ran.runs() if one.ended} == {*labels}, 2 * LONG_S)
+    runs = volute.ran.runs()
+    assert overlaps([one.span for one in runs]) <= CAP
+    assert all(one.in_scope for one in runs), runs
+    for name in ("ada", "bob"):
+        own = [one.label for one in runs if one.label.startswith(name)]
+        assert [*dict.fromkeys(own)] == [label for label in labels if label.startswith(name)]
+
+
+def test_a_mind_that_volute_stops_gets_what_was_held_once_it_is_back(
+    host: GuardedHost, volute: VoluteDaemon
+) -> None:
+    host.post("/v1/pause")
+    fire(volute, "ada", "held", volute.ran.command("held"))
+    wait_for(lambda: host.rows(), LONG_S)
+    volute.api("POST", "minds/ada/stop")
+    host.post("/v1/resume")
+    row = host.rows()[0]["id"]
+    wait_for(lambda: (host.row(row).get("hold") or {}).get("reason") == "mind_down", LONG_S)
+    assert volute.ran.runs() == []
+    volute.api("POST", "minds/ada/start")
+    host.done(row)
+    assert [one.label for one in volute.ran.runs()] == ["held"]
