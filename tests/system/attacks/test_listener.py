@@ -162,7 +162,7 @@ def test_a_stranger_on_the_port_of_a_mind_that_is_down_gets_nothing(host: Host, 
     with service(f"ada-{mode}", PORTS[mode], "answer") as file:
         wait_for(lambda: SECRET.encode() in got(file), LONG_S)  # that the unit was started is enough
         assert f"{mode}:" not in host.problems().get("port_taken", "")
-    host.end(row)
+        host.end(row)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("any4", "0.0.0.0"), ("any6", "::")])
@@ -187,7 +187,7 @@ def test_a_mind_that_systemd_listens_for_is_no_stranger(host: Host) -> None:
     with service("ada-active", PORTS["active"], "answer", listen) as file:
         row = host.send_secret("active")
         wait_for(lambda: SECRET.encode() in got(file), LONG_S)
-    host.end(row)
+        host.end(row)
 
 
 def test_localhost_is_not_looked_up(host: Host) -> None:
