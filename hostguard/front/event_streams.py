@@ -120,6 +120,8 @@ class EventStreams:
                 event = http.next_event()
                 if isinstance(event, h11.Response) and event.status_code != 200:
                     raise Refused(f"the daemon answers {event.status_code}")
+                if isinstance(event, h11.Response):  # what came before is not told again
+                    self._residents.missed(mind)
                 if isinstance(event, h11.Data):
                     for found in lines.feed(bytes(event.data)):
                         await self._take(mind, found)

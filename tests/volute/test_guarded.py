@@ -10,6 +10,7 @@ import nft
 import pytest
 from guard import Guard, run, systemctl, wait_for
 from guarded import LONG_S, GuardedHost, overlaps
+from ran import Run
 from volute_daemon import HOME, UNIT, VoluteDaemon
 
 WORK_S = 2.0
@@ -52,7 +53,9 @@ def host(in_front: Guard, volute: VoluteDaemon) -> Iterator[GuardedHost]:
     host = GuardedHost(in_front)
     try:
         yield host
-        wait_for(lambda: not host.turns(), LONG_S)
+        wait_for(
+            lambda: not host.turns(), 3 * LONG_S
+        )  # a `done` that was told while the guard was killed is lost
     finally:
         host.post("/v1/resume")
         host.api.close()
@@ -70,11 +73,16 @@ def test_three_schedules_and_a_message_to_all_run_two_at_a_time(
     wait_for(lambda: len([one for one in volute.ran.runs() if one.ended]) == 2 * len(names), 2 * LONG_S)
     runs = volute.ran.runs()
     assert overlaps([one.span for one in runs]) <= CAP
-    assert all(one.in_scope for one in runs), runs
+    assert all(in_scope(one) for one in runs), runs
     rows = host.rows()
     assert {row["mind"] for row in rows} == {*names}
     ended = host.done(*(row["id"] for row in rows))
     assert {row["result"]["outcome"] for row in ended} == {"done"}
+
+
+def in_scope(run: Run) -> bool:
+    """Whether it ran in a turn. A tool of eve, a pi, begins as a child of its server, and is moved a moment later."""
+    return run.in_scope or "/hostguard-turn-eve-" in run.cgroups[-1]
 
 
 def fire(volute: VoluteDaemon, mind: str, label: str, bash: str) -> None:
@@ -103,7 +111,7 @@ def test_kills_of_the_guard_lose_nothing(host: GuardedHost, volute: VoluteDaemon
     wait_for(lambda: {one.label for one in volute.ran.runs() if one.ended} == {*labels}, 2 * LONG_S)
     runs = volute.ran.runs()
     assert overlaps([one.span for one in runs]) <= CAP
-    assert all(one.in_scope for one in runs), runs
+    assert [one for one in runs if not in_scope(one)] == []
     for name in ("ada", "bob"):
         own = [one.label for one in runs if one.label.startswith(name)]
         assert [*dict.fromkeys(own)] == [label for label in labels if label.startswith(name)]

@@ -66,20 +66,20 @@ def test_the_process_started_in_advance_is_adopted_by_main_alone(real: RealHost)
         label = f"in-{session}"
         row = real.say("ada", bash=real.ran.command(label, 2), session=session)
         wait_for(lambda label=label: real.ran.runs(label), LONG_S)  # type: ignore[misc]
-        [main] = started_in_advance("ada")
+        [main] = started_in_advance(ada.folder)
         own = [event["text"] for event in real.all_events() if event["type"] == "outside"]
         assert place in Path(f"/proc/{main}/cgroup").read_text(), own
         real.done(row)
         assert real.ran.runs(label)[0].in_scope
 
 
-def started_in_advance(mind: str) -> list[int]:
-    """The `claude` of that mind whose environment has no session."""
+def started_in_advance(folder: Path) -> list[int]:
+    """The `claude` of the mind in this folder whose environment has no session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         variables = path.read_bytes().split(b"\0") if path.exists() else []
         without = not any(one.startswith(b"VOLUTE_SESSION=") for one in variables)
-        ours = without and f"VOLUTE_MIND={mind}".encode() in variables
+        ours = without and f"VOLUTE_MIND_DIR={folder}".encode() in variables
         if ours and path.with_name("comm").read_text() == "claude\n":
             found.append(int(path.parent.name))
     return found

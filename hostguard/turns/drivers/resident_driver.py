@@ -297,8 +297,9 @@ class ResidentDriver(TurnDriver):
                 resident.heard, resident.reported = now, True
                 if type_ in WORK:
                     resident.tool = type_ == "tool_use"
-                    if resident.told is not None and now - resident.told > STRAGGLE_S:
-                        resident.done = None  # another run began since
+                    # Another run began since. That a tool is called is never the last of one.
+                    if resident.told is not None and (resident.tool or now - resident.told > STRAGGLE_S):
+                        resident.done = None
         if (
             type_ in WORK
             and session is not None
@@ -306,6 +307,11 @@ class ResidentDriver(TurnDriver):
         ):
             self._work_seen.send(WorkSeen(mind, session, type_))
         self._adoption.look(mind)
+
+    def missed(self, mind: str) -> None:
+        """Events of the mind may have been missed, a `done` among them."""
+        for _, resident in self._live.resident(mind):
+            resident.shared, resident.told = True, resident.told or time.monotonic()
 
     def done(self, mind: str, session: str | None, message_id: str | None, turn_id: str | None) -> list[Done]:
         """The mind is done with a session, or with all of them; the ids only if the mind sent them.
@@ -329,8 +335,9 @@ class ResidentDriver(TurnDriver):
             elif not resident.posted:
                 resident.early = True
             elif resident.shared:
-                resident.told, resident.tool = now, False
-                if self._idle_watch.worked_since(turn, resident):
+                overtaken = resident.tool and now - resident.heard < STRAGGLE_S  # by a call of the next run
+                resident.told, resident.tool = now, overtaken
+                if not overtaken and self._idle_watch.worked_since(turn, resident):
                     self._idle_watch.doubt(turn, self.finish)
             else:
                 self.finish(turn, Ending("done", reason))

@@ -84,7 +84,8 @@ class Unscoped:
         """A session without a turn is at work, unless its report belongs to the turn that has just ended."""
         mind, now = self._policy.config.minds.get(seen.mind), time.monotonic()
         ended = self._ended.get((seen.mind, seen.session))
-        if mind is not None and mind.url is not None and (ended is None or now - ended > STRAGGLE_S):
+        of_that = ended is not None and now - ended <= STRAGGLE_S and seen.event != "tool_use"
+        if mind is not None and mind.url is not None and not of_that:
             # A process that is started in advance for a session reports that, and then waits.
             self._take(mind, seen.session, f"it reported {seen.event}", seen.event == "session_start")
 

@@ -611,6 +611,39 @@ def test_work_after_a_done_of_several_voids_it(driven):
     driven(work)
 
 
+def test_a_call_of_a_tool_voids_a_done_however_soon_it_comes_and_whichever_comes_first(driven):
+    async def work(parts):
+        parts.queued = [Row(8, "m", "main")]
+        turn = await parts.started()
+        await until(lambda: turn.folded)
+        for first, second in [("done", "tool_use"), ("tool_use", "done")]:
+            for what in (first, second):
+                if what == "done":
+                    parts.driver.done("m", "main", None, None)
+                else:
+                    parts.driver.heard("m", "main", what)
+            assert (turn.resident.done, turn.resident.tool) == (None, True)
+            parts.driver.heard("m", "main", "tool_result")
+        parts.driver.done("m", "main", None, None)
+        assert turn.resident.done is not None
+
+    driven(work)
+
+
+def test_a_turn_whose_done_may_have_been_missed_ends_once_it_has_been_at_rest(driven):
+    async def work(parts):
+        turn = await parts.started()
+        parts.driver.missed("m")
+        parts.idle_watch._check(parts.driver.finish)
+        assert turn.resident.ending is None
+        turn.resident.fed = turn.resident.heard = time.monotonic() - 61
+        parts.processes.idle = 61_000
+        parts.idle_watch._check(parts.driver.finish)
+        assert turn.resident.ending.outcome == "done"
+
+    driven(work)
+
+
 def test_the_done_of_an_idle_turn_may_come_in_the_next_of_its_session(driven):
     async def work(parts):
         first = await parts.started()
