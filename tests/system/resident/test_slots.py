@@ -121,7 +121,7 @@ def test_work_of_a_session_without_a_turn_takes_a_slot_at_once(host: ResidentHos
 def test_processes_that_go_on_after_a_done_are_above_the_cap_until_they_rest(host: ResidentHost) -> None:
     """And a guard that is killed meanwhile follows them to their end."""
     other, third = host.minds.add("o", work=3), host.minds.add("p")
-    mind = host.one(global_concurrent_turns=1)
+    mind = host.one(config="idle_end = 8", global_concurrent_turns=1)  # else it may rest for a minute
     first = host.send("m", "!work=10 spin=0.03 mute silent", session="s")
     host.in_turn(first)
     wait_for(lambda: mind.log("begin"))
