@@ -64,6 +64,20 @@ def environment(pid: int, prefix: bytes) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
+def executed(found: Process) -> bool:
+    """True if it runs a program of its own. A fork shows its parent's environment until it executes one."""
+    return _environment_at(found.pid) != _environment_at(found.parent)
+
+
+def _environment_at(pid: int) -> bytes:
+    """The address of its environment, as /proc/PID/stat has it: each program has another one."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read(STAT_MAX).rpartition(b") ")[2].split()[47]  # env_start; see proc_pid_stat(5)
+    except OSError:
+        return b""
+
+
 def members(cgroup: Path) -> list[int]:
     """The processes in the cgroup itself; none if it is gone."""
     try:

@@ -14,7 +14,7 @@ from typing import Any
 from hostguard.core import paths
 from hostguard.core.names import MAIN_SESSION
 from hostguard.linux import files
-from hostguard.linux.process import Process, environment, process
+from hostguard.linux.process import Process, environment, executed, process
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ProcessSessions:
             if above in self._known:
                 return self._known[above]
         started_as = environment(found.pid, b"VOLUTE_")
-        if b"VOLUTE_MIND" in started_as and b"VOLUTE_SESSION" not in started_as:
+        if b"VOLUTE_MIND" in started_as and b"VOLUTE_SESSION" not in started_as and executed(found):
             return mind, MAIN_SESSION
         return None
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hostguard.linux.process import Process, home_of, members, process, storage, uid_of
+from hostguard.linux.process import Process, executed, home_of, members, process, storage, uid_of
 
 GONE = 2**22 + 1  # above the kernel's PID_MAX_LIMIT
 
@@ -35,6 +35,22 @@ def test_a_process_that_ended_is_none_though_nobody_reaped_it(child):
     assert process(child.pid) is None
     child.stdin = None
     assert process(GONE) is None
+
+
+def test_a_fork_runs_what_its_parent_runs_until_it_executes_a_program(child):
+    assert executed(process(child.pid))
+    reading, writing = os.pipe()
+    fork = os.fork()
+    if fork == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        assert not executed(process(fork))
+    finally:
+        os.write(writing, b".")
+        os.waitpid(fork, 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_its_user_and_cgroup(child):

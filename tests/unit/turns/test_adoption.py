@@ -35,6 +35,7 @@ class Host:
         self.at = {SERVER: HOME}
         self.found = {SERVER: Process(SERVER, 100, 1, 0.0, False)}
         self.uids, self.read, self.killed, self.attached, self.started_as = {}, {}, [], [], {}
+        self.forks = set()  # that execute nothing yet
         self.errors = []
         self.control_group = ""
         monkeypatch.setattr(adoption, "members", self.members)
@@ -43,6 +44,7 @@ class Host:
         monkeypatch.setattr(mind_server, "process", self.found.get)
         monkeypatch.setattr(process_sessions, "process", self.found.get)
         monkeypatch.setattr(process_sessions, "environment", lambda pid, prefix: self.started_as.get(pid, {}))
+        monkeypatch.setattr(process_sessions, "executed", lambda found: found.pid not in self.forks)
         monkeypatch.setattr(mind_server, "uid_of", lambda pid: self.uids.get(pid, 0))
         monkeypatch.setattr(adoption, "storage", lambda pid: self.read.get(pid, (0, 0)))
         monkeypatch.setattr(adoption, "populated", lambda scope: bool(self.members(scope)))
@@ -457,6 +459,19 @@ def test_a_servers_work_counts_until_a_process_of_its_was_adopted(adopted, monke
         monkeypatch.setattr(adoption.cgroups, "cpu_usec", lambda scope: used)
         used = 9_000_000
         assert host.adoption.idle_ms("a.scope") == 0, "so did the scope"
+
+    adopted(work)
+
+
+def test_a_fork_of_a_volute_mind_that_executes_nothing_yet_is_the_session_s(adopted):
+    """It still shows the server's environment, which names no session."""
+
+    async def work(host):
+        host.started_as, host.forks = {11: {b"VOLUTE_MIND": b"m"}}, {11}
+        await host.turn("a.scope", "s")
+        host.begin(11)
+        host.adoption.look("m")
+        await until(lambda: host.inside() == [11])
 
     adopted(work)
 
