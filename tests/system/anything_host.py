@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -209,8 +210,12 @@ class AnythingHost(ResidentHost):
 
 
 class Scopes(threading.Thread):
-    """Looks at the turns' cgroups all the time: how many are alive at one moment, whatever the guard says."""
+    """Looks at the turns' cgroups all the time: how many are alive at one moment, whatever the guard says.
 
+    A scope for work outside of a turn comes in addition: that work was there, with or without a slot.
+    """
+
+    UNASKED = re.compile(r"-w[0-9a-f]{8}\.scope$")
     ROOT = Path("/sys/fs/cgroup/hostguard.slice")
 
     def __init__(self) -> None:
@@ -235,7 +240,10 @@ class Scopes(threading.Thread):
         found = []
         for scope in scopes:
             with suppress(OSError):
-                if "populated 1" in (scope / "cgroup.events").read_text():
+                if (
+                    not self.UNASKED.search(scope.name)
+                    and "populated 1" in (scope / "cgroup.events").read_text()
+                ):
                     found.append(scope)
         return found
 

@@ -168,7 +168,7 @@ def test_no_member_keeps_root_and_other_members_out(guard: Guard, sort: str) -> 
 
 
 def test_a_member_with_650_connections_cannot_keep_root_from_stopping_a_turn(guard: Guard) -> None:
-    row = json.loads(guard.cli("send", "@slow", "--json").stdout)["deliveries"][0]["id"]
+    row = json.loads(guard.cli("send", "@slow", "x", "--json").stdout)["deliveries"][0]["id"]
     wait_for(lambda: guard.json("status")["turns"] == 1)
     with crowd(SOCKET, 650, "member"):
         assert guard.json("status")["turns"] == 1

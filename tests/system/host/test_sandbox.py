@@ -26,8 +26,8 @@ print(json.dumps({
     "fds": sorted(os.listdir("/proc/self/fd")),
 }))
 """
-CAPABILITIES = {"cap_dac_override", "cap_ipc_lock", "cap_kill", "cap_sys_ptrace"}
-NUMBERS = {1: "cap_dac_override", 5: "cap_kill", 14: "cap_ipc_lock", 19: "cap_sys_ptrace"}
+CAPABILITIES = {"cap_dac_override", "cap_ipc_lock", "cap_kill", "cap_net_raw", "cap_sys_ptrace"}
+NUMBERS = {1: "cap_dac_override", 5: "cap_kill", 13: "cap_net_raw", 14: "cap_ipc_lock", 19: "cap_sys_ptrace"}
 
 
 @pytest.fixture
