@@ -138,7 +138,7 @@ def test_what_a_command_gave_up_is_not_carried_out_later(scripted: ScriptedHost)
     scripted.start("a")
     scripted.guard.kill("STOP")
     began = time.monotonic()
-    said = scripted.guard.cli("send", "@a", check=False)
+    said = scripted.guard.cli("send", "@a", ":", check=False)
     assert (said.returncode, "so nothing was done" in said.stderr) == (3, True), said
     assert time.monotonic() - began < LONG_S / 2
     scripted.guard.kill("CONT")

@@ -180,7 +180,7 @@ def test_storm(host: ResidentHost) -> None:
     print(
         f"from a free slot to the next POST: median {median:.0f} ms of {len(gaps)}, most {max(gaps):.0f} ms"
     )
-    assert len(gaps) > SESSIONS / 2
+    assert len(gaps) > CAP, "there were times at which all slots were taken, and others waited"
     assert median < 250, "no sweep is waited for"
 
 
