@@ -251,7 +251,7 @@ def lines() -> Iterator[list[str]]:
         ((b"mind", b"token", b"@"), 2, "the name is empty"),
         ((b"schedule", b"remove", b""), 2, "the name is empty"),
         ((b"events", b"--since", b"9" * 30), 2, "at most 18 digits"),
-        ((b"metrics", b"--textfile", b"/nowhere/x.prom"), 1, "there is no folder /nowhere: mkdir -p /nowhere"),
+        ((b"metrics", b"--textfile", b"/nowhere/x.prom"), 1, "no folder /nowhere: mkdir -p /nowhere"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(
