@@ -120,4 +120,4 @@ def budget_host() -> Iterator[BudgetHost]:
         made.api.close()
         guard.close()
         for user in USERS:
-            run("userdel", "--force", user)
+            run("userdel", "--force", "--remove", user)

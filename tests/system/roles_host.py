@@ -123,4 +123,4 @@ def host(_installed: None) -> Iterator[Host]:
     made.api.close()
     guard.close()
     for user in ("member", "other", "ada"):
-        run("userdel", "--force", user)
+        run("userdel", "--force", "--remove", user)

@@ -63,7 +63,7 @@ def guard(_installed: None) -> Iterator[Guard]:
     guard.end_turns()
     guard.close()
     for user in USERS:
-        run("userdel", "--force", user)
+        run("userdel", "--force", "--remove", user)
 
 
 @contextmanager
