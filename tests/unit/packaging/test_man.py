@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -214,6 +216,13 @@ def test_the_manual_has_every_file_of_the_daemon() -> None:
 
 
 # -- all pages
+
+
+@pytest.mark.skipif(shutil.which("scdoc") is None, reason="scdoc is where packages are built")
+@pytest.mark.parametrize("file", sorted(MAN.glob("*.scd")), ids=lambda file: file.name)
+def test_scdoc_takes_the_page(file: Path) -> None:
+    with file.open() as text:
+        assert subprocess.run(["scdoc"], stdin=text, capture_output=True, check=True).stdout
 
 
 @pytest.mark.parametrize("file", sorted(MAN.glob("*.scd")), ids=lambda file: file.name)
