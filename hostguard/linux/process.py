@@ -28,8 +28,7 @@ class Process:
 def process(pid: int) -> Process | None:
     """The process; None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # half the time that a Path takes
-            fields = file.read(STAT_MAX).rpartition(b") ")[2].split()
+        fields = _stat(pid)
     except OSError:
         return None
     if fields[0] in (b"Z", b"X"):
@@ -70,12 +69,17 @@ def executed(found: Process) -> bool:
 
 
 def _environment_at(pid: int) -> bytes:
-    """The address of its environment, as /proc/PID/stat has it: each program has another one."""
+    """The address of its environment: each program has another one."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return file.read(STAT_MAX).rpartition(b") ")[2].split()[47]  # env_start; see proc_pid_stat(5)
+        return _stat(pid)[47]
     except OSError:
         return b""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third one on, the state; see proc_pid_stat(5). Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # half the time that a Path takes
+        return file.read(STAT_MAX).rpartition(b") ")[2].split()
 
 
 def members(cgroup: Path) -> list[int]:
