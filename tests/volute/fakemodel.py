@@ -64,7 +64,7 @@ class FakeModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> FakeModel:
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = Server(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -115,7 +115,9 @@ def _result(messages: list[dict[str, Any]]) -> str:
     return "\n".join(_text(part.get("content")) for part in parts if part.get("type") == "tool_result")
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """Serves many clients at once, and ends with its process."""
+
     daemon_threads = True
     request_queue_size = 128
 

@@ -7,9 +7,11 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any
+
+from fakemodel import Server
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Posted:
         self._events: list[Event] = []
 
     def __enter__(self) -> Posted:
-        self._server = _Server(("127.0.0.1", self.port), _handler(self))
+        self._server = Server(("127.0.0.1", self.port), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -84,11 +86,6 @@ def _event(path: str, body: bytes) -> Event | None:
         return None
     said = json.loads(body)
     return Event(time.time(), parts[1], said.get("session"), said["type"], said)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
 
 
 def _handler(posted: Posted) -> type[BaseHTTPRequestHandler]:
